@@ -1,0 +1,47 @@
+"""Tokenizers, the prompt template, tasks and the curriculum: everything between a question and its ids. Host side."""
+
+from grpo_jax.data.characters import CharacterTokenizer
+from grpo_jax.data.curriculum import (
+    CurriculumConfig,
+    CurriculumState,
+    advance,
+    initial_state,
+    sample_problems,
+    stage_weights,
+)
+from grpo_jax.data.gsm8k import GSM8KConfig, gsm8k_task
+from grpo_jax.data.hf_tokenizer import HFTokenizer
+from grpo_jax.data.jsonl import JsonlConfig, JsonlTask, jsonl_task
+from grpo_jax.data.padding import SFTRows, pad_rows, sft_rows
+from grpo_jax.data.task import TASKS, FiniteTask, Problem, Split, Task, make_task, question_key
+from grpo_jax.data.template import PromptConfig, PromptTemplate
+from grpo_jax.data.tokenizer import Tokenizer
+
+__all__ = [
+    "TASKS",
+    "CharacterTokenizer",
+    "CurriculumConfig",
+    "CurriculumState",
+    "FiniteTask",
+    "GSM8KConfig",
+    "HFTokenizer",
+    "JsonlConfig",
+    "JsonlTask",
+    "Problem",
+    "PromptConfig",
+    "PromptTemplate",
+    "SFTRows",
+    "Split",
+    "Task",
+    "Tokenizer",
+    "advance",
+    "gsm8k_task",
+    "initial_state",
+    "jsonl_task",
+    "make_task",
+    "pad_rows",
+    "question_key",
+    "sample_problems",
+    "sft_rows",
+    "stage_weights",
+]

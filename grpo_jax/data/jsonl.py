@@ -1,0 +1,297 @@
+"""A task from a JSON-lines file: one problem a line, split into training and held-out problems that never meet."""
+
+import dataclasses
+import decimal
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from grpo_jax.data.task import Problem, Split, question_key
+from grpo_jax.data.template import PromptTemplate
+
+SINGLE_STAGE = "all"
+"""The stage of every problem in a file that has no stage field."""
+
+Row = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JsonlConfig:
+    """Where the problems are and what their fields are called.
+
+    Attributes:
+      path: JSONL file of the problems.
+      heldout_path: second JSONL file whose problems are held out; None holds out a share of `path`.
+      question: field with the question.
+      answer: field with the reference answer, text or a number.
+      solution: field with a full completion to imitate in SFT, None where there is none.
+      stage: field with the stage's name, None puts all problems into one. Stages are ordered as they first appear.
+      heldout_fraction: share of `path` to hold out when there is no `heldout_path`, in (0, 1).
+    """
+
+    path: str
+    heldout_path: str | None = None
+    question: str = "question"
+    answer: str = "answer"
+    solution: str | None = None
+    stage: str | None = None
+    heldout_fraction: float = 0.1
+
+    def __post_init__(self) -> None:
+        for field in ("path", "question", "answer"):
+            if not getattr(self, field):
+                raise ValueError(f"{field} must not be empty")
+        if not 0 < self.heldout_fraction < 1:
+            raise ValueError(f"heldout_fraction lies between 0 and 1, both excluded; got {self.heldout_fraction}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadCounts:
+    """What became of the lines.
+
+    Attributes:
+      duplicates: training problems removed because the same question is held out.
+      long_prompts: problems removed by `limit_length` for their prompt.
+      long_solutions: problems removed by `limit_length` for their solution.
+    """
+
+    duplicates: int = 0
+    long_prompts: int = 0
+    long_solutions: int = 0
+
+
+class JsonlTask:
+    """Problems held in memory, as a `FiniteTask`.
+
+    Args:
+      train: training problems.
+      heldout: held-out problems, in the order in which `heldout` gives them.
+      source: where they come from, for messages.
+      counts: what became of the lines.
+
+    Raises:
+      ValueError: a stage has no training or no held-out problem, or a question stands on both sides.
+    """
+
+    def __init__(
+        self, train: Sequence[Problem], heldout: Sequence[Problem], *, source: str, counts: LoadCounts | None = None
+    ) -> None:
+        self.source = source
+        self.counts = LoadCounts() if counts is None else counts
+        self._stages = tuple(dict.fromkeys(problem.stage for problem in (*train, *heldout)))
+        self._sides: dict[str, dict[str, list[Problem]]] = {"train": {}, "heldout": {}}
+        for split, problems in (("train", train), ("heldout", heldout)):
+            for stage in self._stages:
+                chosen = [problem for problem in problems if problem.stage == stage]
+                if not chosen:
+                    raise ValueError(
+                        f"{source}: stage {stage!r} has no {split} problem; every stage needs one of each side. "
+                        f"Give it more problems, another heldout_fraction, or a heldout_path that covers it"
+                    )
+                self._sides[split][stage] = chosen
+        shared = {problem.key for problem in train} & {problem.key for problem in heldout}
+        if shared:
+            raise ValueError(f"{source}: {len(shared)} questions stand on both sides of the split")
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return self._stages
+
+    def _side(self, split: Split, stage: str) -> list[Problem]:
+        if split not in self._sides:
+            raise ValueError(f"unknown split {split!r}; the splits are {list(self._sides)}")
+        if stage not in self._sides[split]:
+            raise ValueError(f"unknown stage {stage!r}; the stages of {self.source} are {list(self._stages)}")
+        return self._sides[split][stage]
+
+    def sample(self, rng: np.random.Generator, stage: str, n: int, split: Split = "train") -> list[Problem]:
+        """`n` problems drawn with replacement."""
+        problems = self._side(split, stage)
+        return [problems[index] for index in rng.integers(len(problems), size=n)]
+
+    def heldout(self, stage: str, n: int) -> list[Problem]:
+        """The first `n` held-out problems, or all where there are fewer."""
+        return self._side("heldout", stage)[:n]
+
+    def demonstration(self, problem: Problem, rng: np.random.Generator) -> str:
+        """The problem's own solution.
+
+        Raises:
+          ValueError: the problem has none.
+        """
+        if problem.solution is None:
+            raise ValueError(
+                f"{self.source}: problem {problem.key} ({problem.prompt[:60]!r}) has no solution to imitate; SFT needs "
+                f"one. Name the field that holds it (option `solution`) or set the SFT steps to 0"
+            )
+        return problem.solution
+
+    def train_size(self, stage: str) -> int:
+        return len(self._side("train", stage))
+
+    def train_problem(self, stage: str, index: int) -> Problem:
+        return self._side("train", stage)[index]
+
+    def limit_length(self, template: PromptTemplate, max_prompt: int, max_completion: int | None = None) -> "JsonlTask":
+        """This task without the problems that would not fit a row; `counts` of the result says how many went.
+
+        Args:
+          template: encodes the prompts.
+          max_prompt: longest prompt kept, in tokens.
+          max_completion: longest solution kept, in tokens with its eos; None keeps all.
+
+        Raises:
+          ValueError: a stage would be left with no training or no held-out problem.
+        """
+        long = {"long_prompts": 0, "long_solutions": 0}
+        shortest = None
+
+        def fits(problem: Problem) -> bool:
+            nonlocal shortest
+            length = len(template.encode_prompt(problem))
+            shortest = length if shortest is None else min(shortest, length)
+            if length > max_prompt:
+                long["long_prompts"] += 1
+                return False
+            if max_completion is None or problem.solution is None:
+                return True
+            if len(template.encode_completion(problem.solution)) > max_completion:
+                long["long_solutions"] += 1
+                return False
+            return True
+
+        kept = {
+            split: [problem for stage in self._stages for problem in self._sides[split][stage] if fits(problem)]
+            for split in self._sides
+        }
+        for stage in self._stages:
+            for split, problems in kept.items():
+                if not any(problem.stage == stage for problem in problems):
+                    raise ValueError(
+                        f"{self.source}: no {split} problem of stage {stage!r} fits a prompt of {max_prompt} tokens"
+                        + (f" and a solution of {max_completion}" if max_completion is not None else "")
+                        + f" ({long['long_prompts']} prompts and {long['long_solutions']} solutions were too long, the "
+                        f"shortest prompt has {shortest} tokens); raise the limits"
+                    )
+        counts = dataclasses.replace(
+            self.counts,
+            long_prompts=self.counts.long_prompts + long["long_prompts"],
+            long_solutions=self.counts.long_solutions + long["long_solutions"],
+        )
+        return JsonlTask(kept["train"], kept["heldout"], source=self.source, counts=counts)
+
+
+def read_rows(path: str | Path) -> Iterator[tuple[str, Row]]:
+    """Yields ("file:line", object) for each line that is not blank.
+
+    Raises:
+      ValueError: the file cannot be read, or a line is not one JSON object in UTF-8; names file, line and rule.
+    """
+    try:
+        lines = Path(path).read_bytes().split(b"\n")
+    except OSError as error:
+        raise ValueError(
+            f"cannot read the problems in {path}: {error.strerror}; give the path of a JSONL file"
+        ) from error
+    for number, line in enumerate(lines, start=1):
+        where = f"{path}:{number}"
+        try:
+            # utf-8-sig: files saved on Windows open with a byte order mark.
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            if not text.strip():
+                continue
+            # Decimal keeps a number as it is written: 2.50 stays 2.50, and 1e400 is not infinity.
+            row = json.loads(text, parse_float=decimal.Decimal, parse_constant=_refuse_constant)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{where}: a line is UTF-8 text; byte {error.start} is not ({error.reason})") from error
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where}: a line is one JSON object; {error}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{where}: a line is one JSON object; got {type(row).__name__}: {text.strip()[:80]!r}")
+        yield where, row
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def text_field(where: str, row: Row, field: str, *, numbers: bool = False) -> str:
+    """The text in `field` of `row`, stripped; numbers become their text if `numbers`.
+
+    Raises:
+      ValueError: the field is missing, empty or of another type.
+    """
+    if field not in row:
+        raise ValueError(f"{where}: a row has the field {field!r}; this one has {sorted(row)}. Name the right field")
+    value = row[field]
+    if numbers and isinstance(value, int | decimal.Decimal) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or not value.strip():
+        expected = "text or a number" if numbers else "text"
+        raise ValueError(f"{where}: field {field!r} holds {expected}, not empty; got {value!r:.80}")
+    return value.strip()
+
+
+def build_task(
+    parse: Callable[[str, Row], Problem], path: str, heldout_path: str | None, heldout_fraction: float
+) -> JsonlTask:
+    """Reads one or two files and splits them.
+
+    Without a second file a problem is held out when the hash of its question falls below `heldout_fraction`, so its
+    side depends neither on the order of the lines nor on the other problems; the smallest hash of a stage is held out
+    in any case, so that every stage can be tested. Held-out problems are ordered by hash, so that the first n are a
+    fair sample.
+
+    Args:
+      parse: makes a `Problem` of ("file:line", row).
+      path: JSONL file.
+      heldout_path: JSONL file of held-out problems, or None.
+      heldout_fraction: share held out without a second file.
+    """
+    problems = [parse(where, row) for where, row in read_rows(path)]
+    if not problems:
+        raise ValueError(f"{path} holds no problem; give a JSONL file with one JSON object a line")
+    if heldout_path is None:
+        lowest: dict[str, str] = {}
+        for problem in problems:
+            lowest[problem.stage] = min(lowest.get(problem.stage, problem.key), problem.key)
+        limit = heldout_fraction * 16**16
+        heldout_keys = {p.key for p in problems if int(p.key, 16) < limit or p.key == lowest[p.stage]}
+        heldout = list({p.key: p for p in problems if p.key in heldout_keys}.values())
+        train = [p for p in problems if p.key not in heldout_keys]
+        return JsonlTask(train, sorted(heldout, key=lambda p: p.key), source=path)
+    heldout = list({p.key: p for p in (parse(where, row) for where, row in read_rows(heldout_path))}.values())
+    if not heldout:
+        raise ValueError(f"{heldout_path} holds no problem; give a JSONL file with one JSON object a line")
+    keys = {p.key for p in heldout}
+    train = [p for p in problems if p.key not in keys]
+    return JsonlTask(
+        train,
+        sorted(heldout, key=lambda p: p.key),
+        source=f"{path} and {heldout_path}",
+        counts=LoadCounts(duplicates=len(problems) - len(train)),
+    )
+
+
+def jsonl_task(**options: Any) -> JsonlTask:
+    """The task described by `JsonlConfig(**options)`.
+
+    Raises:
+      ValueError: a file, line or option breaks a rule; names it.
+    """
+    config = JsonlConfig(**options)
+
+    def parse(where: str, row: Row) -> Problem:
+        prompt = text_field(where, row, config.question)
+        return Problem(
+            prompt=prompt,
+            answer=text_field(where, row, config.answer, numbers=True),
+            stage=SINGLE_STAGE if config.stage is None else text_field(where, row, config.stage, numbers=True),
+            key=question_key(prompt),
+            solution=None if config.solution is None else text_field(where, row, config.solution),
+        )
+
+    return build_task(parse, config.path, config.heldout_path, config.heldout_fraction)

