@@ -1,7 +1,7 @@
 """Parameters alone, with what is needed to build their model: a folder that loads without any training code.
 
-    <directory>/params/       an Orbax checkpoint of the nested parameter dict; StandardCheckpointer reads it
-    <directory>/model.json    {"format": 1, "model": {...ModelConfig...}, "tokenizer": {...}}
+- `<directory>/params/`: an Orbax checkpoint of the nested parameter dict, which `StandardCheckpointer` reads
+- `<directory>/model.json`: `{"format": 1, "model": {...ModelConfig...}, "tokenizer": {...}}`
 """
 
 import dataclasses
@@ -28,7 +28,11 @@ MODEL = "model.json"
 
 
 def export_params(
-    params: Params, config: ModelConfig, directory: str | os.PathLike[str], *, tokenizer: Mapping[str, Any] | None = None
+    params: Params,
+    config: ModelConfig,
+    directory: str | os.PathLike[str],
+    *,
+    tokenizer: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes parameters and model config; returns the folder.
 
@@ -38,7 +42,8 @@ def export_params(
       params: the tree of `init_params(config)`.
       config: the model they belong to.
       directory: made if missing; an export already there is not overwritten.
-      tokenizer: a JSON document that says how to rebuild the tokenizer (name, fingerprint, alphabet or file); kept as it is.
+      tokenizer: a JSON document that says how to rebuild the tokenizer (name, fingerprint, alphabet or file); kept
+        as it is.
 
     Raises:
       CheckpointMismatchError: `params` are not those of `config`.
@@ -98,14 +103,14 @@ def read_model_json(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """
     path = Path(directory) / MODEL
     if not path.is_file():
-        raise FileNotFoundError(f"no export in {path.parent}: {MODEL} is missing; name a folder written by `grpo export`")
+        raise FileNotFoundError(f"no export in {path.parent}: {MODEL} is missing; name a folder that export_params wrote")
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointUnreadableError(f"{path} is not JSON: {error}; export again") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         found = document.get("format") if isinstance(document, dict) else type(document).__name__
-        raise CheckpointUnreadableError(f"{path} has format {found!r}, this version reads format {FORMAT}; export again")
+        raise CheckpointUnreadableError(f"{path} has format {found!r}, this version reads {FORMAT}; export again")
     return document
 
 

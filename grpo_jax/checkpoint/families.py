@@ -1,7 +1,7 @@
 """How other projects name and lay out a model in a GGUF file, one table of names per architecture.
 
-A family maps every tensor of a file to a leaf of our parameter tree (grpo_jax/model/params.py) and the file's metadata to
-a `ModelConfig`. A new family is a new entry of `FAMILIES`; the loader itself knows no names.
+A family maps every tensor of a file to a leaf of our parameter tree (grpo_jax/model/params.py) and the file's metadata
+to a `ModelConfig`. A new family is a new entry of `FAMILIES`; the loader itself knows no names.
 """
 
 import dataclasses
@@ -103,8 +103,8 @@ def heads_out(tensor: np.ndarray, config: ModelConfig) -> np.ndarray:
 def rotary_heads_out(tensor: np.ndarray, config: ModelConfig) -> np.ndarray:
     """As `heads_out`, from rows whose rotary pairs are neighbours (2i, 2i+1) to our pairs (i, i + H/2).
 
-    llama.cpp's converter interleaves the two halves of each head of the published weights, since its `llama` kernels rotate
-    neighbours. Row 2i + j of a head there is row i + j H/2 of the published one, j in {0, 1}.
+    llama.cpp's converter interleaves the two halves of each head of the published weights, since its `llama` kernels
+    rotate neighbours. Row 2i + j of a head there is row i + j H/2 of the published one, j in {0, 1}.
     """
     gqa = _gqa(config)
     pairs = tensor.reshape(-1, gqa.head_dim // 2, 2, config.embed_dim)
@@ -127,7 +127,8 @@ def llama_config(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> M
     """The Llama architecture (arXiv 2302.13971) with grouped-query attention.
 
     Raises:
-      UnsupportedModelError: a key is missing, or asks for rotary scaling or for rotating only a part of each head.
+      UnsupportedModelError: a key or the embedding is missing, or a key asks for rotary scaling or for rotating only a
+        part of each head.
     """
     embed_dim, num_heads = metadata.required("embedding_length"), metadata.required("attention.head_count")
     head_dim = metadata.optional("attention.key_length", embed_dim // num_heads)
@@ -139,9 +140,10 @@ def llama_config(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> M
         raise UnsupportedModelError(
             f"rope.dimension_count {rotary_dim} must equal the head width {head_dim}: partial rotation is not supported"
         )
-    vocab_size, _ = shapes["token_embd.weight"] if "token_embd.weight" in shapes else (metadata.required("vocab_size"), 0)
+    if "token_embd.weight" not in shapes:
+        raise UnsupportedModelError("the GGUF file has no tensor token_embd.weight, which a llama model needs")
     return ModelConfig(
-        vocab_size=vocab_size,
+        vocab_size=shapes["token_embd.weight"][0],
         num_layers=metadata.required("block_count"),
         embed_dim=embed_dim,
         mlp_dim=metadata.required("feed_forward_length"),

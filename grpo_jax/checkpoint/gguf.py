@@ -148,26 +148,34 @@ class GGUFModel:
                 raise UnsupportedModelError(f"{self.path} has no tensor {name}, which a {self.architecture} model needs")
         for name in sorted(set(self._tensors) - set(expected)):
             raise UnsupportedModelError(
-                f"{self.path} has a tensor {name} that the decoder has no place for; without it the model would compute "
-                "something else"
+                f"{self.path} has a tensor {name} that the decoder has no place for; without it the model would "
+                "compute something else"
             )
 
     def _leaf(self, rule: TensorRule, leaf: jax.ShapeDtypeStruct, config: ModelConfig) -> np.ndarray:
         result = np.empty(leaf.shape, leaf.dtype)
         for layer, name in enumerate(_tensor_names(rule, config)):
             place = result[layer] if rule.per_layer else result
-            tensor = self._tensors[name]
-            found, wanted = int(np.prod(_numpy_shape(tensor))), place.size
-            array = gguf.dequantize(tensor.data, tensor.tensor_type)
-            if found == wanted:
+            array = self._dequantized(name)
+            if array.size == place.size:
                 array = rule.transform(array, config)
             if array.shape != place.shape:
                 raise UnsupportedModelError(
-                    f"{self.path}: tensor {name} of shape {list(_numpy_shape(tensor))} does not make {rule.path} of shape "
-                    f"{list(place.shape)} that the model config says"
+                    f"{self.path}: tensor {name} of shape {list(_numpy_shape(self._tensors[name]))} does not make "
+                    f"{rule.path} of shape {list(place.shape)} that the model config says"
                 )
             place[...] = array
         return result
+
+    def _dequantized(self, name: str) -> np.ndarray:
+        tensor = self._tensors[name]
+        try:
+            return gguf.dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError as error:
+            raise UnsupportedModelError(
+                f"{self.path}: tensor {name} is quantized as {tensor.tensor_type.name}, which the gguf package cannot "
+                "read: convert the file to another type, such as Q8_0 or F16"
+            ) from error
 
     def tokenizer(self) -> HFTokenizer:
         """Builds the file's tokenizer, with its special tokens, eos ids and chat template.
@@ -182,7 +190,7 @@ class GGUFModel:
 def load_gguf(
     source: str | os.PathLike[str], *, param_dtype: Any = "float32", shardings: Any = None
 ) -> tuple[ModelConfig, Params, HFTokenizer]:
-    """Opens a GGUF file and returns its model config, parameters and tokenizer; see `GGUFModel` for each and for errors.
+    """Returns a GGUF file's model config, parameters and tokenizer; `GGUFModel` says more on each, and on errors.
 
     Args:
       source: a path, or `package:NAME`.

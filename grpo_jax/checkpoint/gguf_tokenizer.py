@@ -1,7 +1,8 @@
 """The tokenizer inside a GGUF file, rebuilt as a Hugging Face one.
 
-Byte-level BPE (`tokenizer.ggml.model` = "gpt2"): vocabulary and merges are in the metadata, but how text is split before the
-merges is only named there (`tokenizer.ggml.pre`), and llama.cpp knows the name. `PRE_TOKENIZERS` is our table of such names.
+Byte-level BPE (`tokenizer.ggml.model` = "gpt2"): vocabulary and merges are in the metadata, but how text is split
+before the merges is only named there (`tokenizer.ggml.pre`); llama.cpp knows what the names mean, and `PRE_TOKENIZERS`
+is our table of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +27,7 @@ def _smollm() -> pre_tokenizers.PreTokenizer:
 
 PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {"gpt-2": _gpt2, "smollm": _smollm}
 
-# Ids that end a completion, in the order of HFTokenizer's eos: of the text as the model was trained, of a turn, of a message.
+# Ids that end a completion: of the text as the model was trained, of a turn, of a message.
 EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 SPECIAL_TYPES = (gguf.TokenType.CONTROL, gguf.TokenType.UNKNOWN)
 
@@ -39,7 +40,7 @@ def build_tokenizer(values: Mapping[str, Any], *, name: str) -> HFTokenizer:
       name: the tokenizer's name in logs.
 
     Raises:
-      UnsupportedModelError: there is no tokenizer, it is of a kind or pre-tokenizer without an entry, or it names no eos.
+      UnsupportedModelError: there is no tokenizer, its kind or pre-tokenizer has no entry, or it names no eos.
     """
     kind = values.get("tokenizer.ggml.model")
     if kind != "gpt2":

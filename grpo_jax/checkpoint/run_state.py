@@ -7,7 +7,7 @@ A step is a folder `<directory>/<step>/` with three Orbax items:
 - `host`: the JSON document that goes with them (data cursor, RNG states, policy version).
 
 Orbax writes into `<step>.orbax-checkpoint-tmp` and renames it when every byte is on the disk, so a process killed while
-saving leaves the step before as the latest. Nothing here deletes a finished step except `keep`, after a newer one is whole.
+saving leaves the step before as the latest. Only `keep` deletes a finished step, after a newer one is whole.
 """
 
 import json
@@ -50,8 +50,8 @@ class RunCheckpoints:
           directory: made if missing (unless `read_only`).
           keep: how many of the newest steps stay; older ones are deleted after a newer one is whole, so the disk needs
             room for `keep + 1`.
-          read_only: for readers beside a running training. Without it, unfinished folders that a killed process left are
-            cleared, which would take away a live writer's.
+          read_only: for readers beside a running training. Without it, unfinished folders that a killed process left
+            are cleared, which would take away a live writer's.
 
         Raises:
           ValueError: `keep` < 1.
@@ -61,7 +61,7 @@ class RunCheckpoints:
             raise ValueError(f"keep must be at least 1, or there would be nothing to resume from; got {keep}")
         self.directory = Path(directory).absolute()
         if read_only and not self.directory.is_dir():
-            raise FileNotFoundError(f"no checkpoint folder at {self.directory}: name the folder that holds the step folders")
+            raise FileNotFoundError(f"no checkpoint folder at {self.directory}: name the folder that holds the steps")
         self._keep = keep
         self._read_only = read_only
         self._saving: int | None = None
@@ -86,9 +86,9 @@ class RunCheckpoints:
     def save(self, step: int, state: Any, host: Mapping[str, Any]) -> None:
         """Starts writing a checkpoint and returns; waits only for the previous one to finish.
 
-        The buffers may be donated as soon as this returns: on accelerators the values are on the host by then; on the CPU
-        the writer holds the buffers themselves and JAX does not reuse a buffer that is held (the next step then allocates
-        one more copy of the state). `host` is copied.
+        The buffers may be donated as soon as this returns: on accelerators the values are on the host by then; on the
+        CPU the writer holds the buffers themselves, and JAX does not reuse a buffer that is held (a step that donates
+        them meanwhile allocates one more copy of the state). `host` is copied.
 
         Args:
           step: must be later than every step on the disk.
@@ -96,8 +96,8 @@ class RunCheckpoints:
           host: a JSON document.
 
         Raises:
-          CheckpointWriteError: the previous save failed, or this one could not begin. `state` is as it was; the same call
-            can be made again once the cause is gone.
+          CheckpointWriteError: the previous save failed, or this one could not begin. `state` is as it was; the same
+            call can be made again once the cause is gone.
           ValueError: `step` is not later than the latest.
           TypeError: a leaf of `state` is no `jax.Array`, or `host` is not JSON.
         """
@@ -107,19 +107,19 @@ class RunCheckpoints:
             if not isinstance(array, jax.Array) or jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
                 kind = array.dtype if isinstance(array, jax.Array) else type(array).__name__
                 raise TypeError(
-                    f"a checkpoint's state holds plain jax arrays; {path} is {kind}: use jnp.asarray (jax.random.key_data "
-                    "for keys), or put it into host"
+                    f"a checkpoint's state holds plain jax arrays; {path} is {kind}: use jnp.asarray "
+                    "(jax.random.key_data for keys), or put it into host"
                 )
         try:
             document = json.loads(json.dumps(dict(host)))
         except (TypeError, ValueError) as error:
-            raise TypeError(f"host must be a JSON document (dict, list, str, int, float, bool, None): {error}") from error
+            raise TypeError(f"host must be JSON (dict, list, str, int, float, bool, None): {error}") from error
         self.wait()
         latest = self.latest_step()
         if latest is not None and step <= latest:
             raise ValueError(
-                f"step {step} is not later than step {latest}, the latest in {self.directory}: two continuations would mix. "
-                f"To go on from an earlier step, move the later ones out of the folder first"
+                f"step {step} is not later than step {latest}, the latest in {self.directory}: two continuations would "
+                "mix. To go on from an earlier step, move the later ones out of the folder first"
             )
         structure = [describe(path, array)._asdict() for path, array in leaves.items()]
         with self._write_errors(step):
@@ -150,8 +150,8 @@ class RunCheckpoints:
         try:
             yield
         except Exception as error:
-            # Orbax has already dropped the oldest step from its list, and its unfinished folder fills the disk further. A
-            # fresh manager reads the list from the disk and clears that folder.
+            # Orbax has already dropped the oldest step from its list, and its unfinished folder fills the disk further.
+            # A fresh manager reads the list from the disk and clears that folder.
             self._discard_manager()
             self._manager = self._open()
             raise CheckpointWriteError(
@@ -171,8 +171,8 @@ class RunCheckpoints:
         """Reads a checkpoint onto the given shapes and shardings.
 
         Args:
-          abstract_state: a pytree of arrays or `jax.ShapeDtypeStruct`s; each leaf's sharding says where its array goes (the
-            first local device if it has none), whatever the sharding it was saved with.
+          abstract_state: a pytree of arrays or `jax.ShapeDtypeStruct`s; each leaf's sharding says where its array goes
+            (the first local device if it has none), whatever the sharding it was saved with.
           step: the latest if None.
 
         Raises:
@@ -183,9 +183,8 @@ class RunCheckpoints:
         step = self._chosen(step)
         folder = self.directory / str(step)
         wanted = flatten(abstract_state)
-        saved = self._read(step, lambda: self._manager.restore(step, args=_json_item("structure")))["structure"]["leaves"]
         check_structure(
-            [Leaf(entry["path"], tuple(entry["shape"]), entry["dtype"]) for entry in saved],
+            self._read(step, lambda: self._saved_leaves(step)),
             [describe(path, leaf) for path, leaf in wanted.items()],
             source=str(folder),
         )
@@ -198,6 +197,10 @@ class RunCheckpoints:
         )
         leaves = [restored["state"][path] for path in wanted]
         return Restored(step, jax.tree.unflatten(jax.tree.structure(abstract_state), leaves), restored["host"])
+
+    def _saved_leaves(self, step: int) -> list[Leaf]:
+        entries = self._manager.restore(step, args=_json_item("structure"))["structure"]["leaves"]
+        return [Leaf(entry["path"], tuple(entry["shape"]), entry["dtype"]) for entry in entries]
 
     def read_host(self, step: int | None = None) -> dict[str, Any]:
         """Returns the JSON document of a step (the latest if None) without touching its arrays.
@@ -216,7 +219,7 @@ class RunCheckpoints:
         if step is None:
             return steps[-1]
         if step not in steps:
-            raise FileNotFoundError(f"there is no checkpoint of step {step} in {self.directory}: it has {_listing(steps)}")
+            raise FileNotFoundError(f"there is no step {step} in {self.directory}: it has {_listing(steps)}")
         return step
 
     def _read(self, step: int, read: Callable[[], Any]) -> Any:
@@ -225,8 +228,9 @@ class RunCheckpoints:
         except Exception as error:
             others = tuple(other for other in self.steps() if other != step)
             raise CheckpointUnreadableError(
-                f"the checkpoint in {self.directory / str(step)} cannot be read: {_reason(error)}. Nothing was deleted; "
-                f"other checkpoints there: {_listing(others)}. To go on from the newest of those, move {step}/ out of the folder"
+                f"the checkpoint in {self.directory / str(step)} cannot be read: {_reason(error)}. Nothing was "
+                f"deleted; other checkpoints there: {_listing(others)}. To go on from an earlier one, move {step}/ out "
+                "of the folder"
             ) from error
 
     def close(self) -> None:
@@ -267,6 +271,6 @@ def _reason(error: BaseException) -> str:
 
 
 def _without_orbax(record: logging.LogRecord) -> bool:
-    # Orbax logs the traceback of a failed save from each of its threads, hundreds of lines; the failure itself reaches the
-    # caller as an exception, with this class's message.
+    # Orbax logs the traceback of a failed save from each of its threads, hundreds of lines; the failure itself reaches
+    # the caller as an exception, with this module's message.
     return "orbax" not in Path(record.pathname).parts

@@ -66,6 +66,6 @@ def check_structure(saved: Sequence[Leaf], wanted: Sequence[Leaf], *, source: st
 
 def _message(source: str, problem: str) -> str:
     return (
-        f"the checkpoint in {source} does not fit: {problem}. Use the configuration that it was saved with, or start a new "
-        "run directory"
+        f"the checkpoint in {source} does not fit: {problem}. Use the configuration that it was saved with, or "
+        "leave this checkpoint and start anew"
     )

@@ -48,6 +48,13 @@ class CurriculumConfig:
             raise ValueError(f"advance_at lies in (0, 1]; got {self.advance_at}")
         if not 0 <= self.replay < 1:
             raise ValueError(f"replay lies in [0, 1); got {self.replay}")
+        if self.mode == "mixed":
+            for field in ("advance_at", "replay"):
+                value, default = vars(self)[field], vars(CurriculumConfig)[field]
+                if value != default:
+                    raise ValueError(
+                        f"{field} belongs to mode 'sequential'; got {value} with mode 'mixed'. Leave it at {default}"
+                    )
         if self.weights and self.mode == "sequential":
             raise ValueError(f"weights belong to mode 'mixed'; got {dict(self.weights)} with mode 'sequential'")
         bad = {stage: weight for stage, weight in self.weights.items() if not (0 <= weight < math.inf)}

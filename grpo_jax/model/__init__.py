@@ -4,7 +4,7 @@ Token ids go in, hidden states come out; nothing here knows of text, rewards or 
 """
 
 from grpo_jax.model.cache import Cache, GQACache, LayerCache, MLACache, init_cache
-from grpo_jax.model.config import GQAConfig, MLAConfig, ModelConfig, RopeConfig, YarnConfig
+from grpo_jax.model.config import GQAConfig, MLAConfig, ModelConfig, Remat, RopeConfig, YarnConfig
 from grpo_jax.model.forward import decode_step, hidden_states, prefill
 from grpo_jax.model.params import (
     abstract_params,
@@ -24,6 +24,7 @@ __all__ = [
     "MLACache",
     "MLAConfig",
     "ModelConfig",
+    "Remat",
     "RopeConfig",
     "Transformer",
     "YarnConfig",

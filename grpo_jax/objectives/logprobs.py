@@ -1,59 +1,181 @@
 """Log-probs and entropies of given tokens, computed so that the logits [B, T, V] never exist.
 
-At V = 131072 the logits of 8 rows of 2048 tokens are 8 GiB in float32, and a naive backward pass holds them more
-than once. Here the vocabulary projection runs over chunks of positions, in the forward and in the backward pass, so
-that at most [B, chunk, V] is alive.
+At V = 131072 the logits of 8 rows of 2048 tokens are 8 GiB in float32, and a plain backward pass holds several such
+arrays at once. Here the vocabulary projection runs over chunks of positions, forward and backward, so that only
+[B, chunk, V] is alive.
+
+The backward pass is written out rather than left to `jax.checkpoint`, for three reasons. With the log-normaliser
+saved it needs one pass over the recomputed logits in place of a softmax's several. The kernel's gradient is added up
+over chunks in float32, also where the kernel is bfloat16. And a position without a cotangent is left out before it
+is multiplied, so that whatever stands in an unused place cannot reach the kernel's gradient as 0 · NaN.
 """
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 __all__ = ["TokenStats", "token_logprobs"]
 
 
 class TokenStats(NamedTuple):
+    """What `token_logprobs` gives, in nats and float32. Index 0 is 0: nothing comes before it to score it from.
+
+    Attributes:
+        logprobs_BT: log π of tokens[t] given the tokens before it.
+        entropy_BT: entropy of the distribution that tokens[t] was scored under; it carries no gradient.
+    """
+
     logprobs_BT: Float[Array, "B T"]
     entropy_BT: Float[Array, "B T"]
 
 
-def _chunk_stats(hidden_BTD, kernel_DV, targets_BT, temperature):
-    logits_BTV = jnp.einsum("BTD,DV->BTV", hidden_BTD, kernel_DV, preferred_element_type=jnp.float32) / temperature
-    shifted_BTV = logits_BTV - jax.lax.stop_gradient(jnp.max(logits_BTV, axis=-1, keepdims=True))
+def token_logprobs(
+    hidden_BTD: Float[Array, "B T D"],
+    kernel_DV: Float[Array, "D V"],
+    tokens_BT: Int[Array, "B T"],
+    *,
+    temperature: float = 1.0,
+    chunk: int,
+) -> TokenStats:
+    """Log-probs of `tokens_BT` under softmax(hidden · kernel / temperature), and the entropies.
+
+    Args:
+        hidden_BTD: hidden states after the final norm; tokens[t] is scored from hidden[t − 1]. Their dtype is that
+            of the matmul's inputs; logits are float32 always.
+        kernel_DV: the unembedding, cast to the dtype of `hidden_BTD`. Its gradient comes back in its own dtype.
+        tokens_BT: the tokens. An id outside [0, V) gives NaN, which a mask removes and nothing else hides.
+        temperature: the sampler's; a policy is scored at the temperature it was sampled at.
+        chunk: positions projected at a time; [B, chunk, V] float32 is the peak. T or more is a single chunk.
+
+    Rows stay the leading axis of a chunk, so rows that are sharded stay where they are.
+
+    Raises:
+        ValueError: temperature or chunk is not positive.
+    """
+    if not 0.0 < temperature < float("inf"):
+        raise ValueError(
+            f"temperature is {temperature!r}, but it must be positive to score tokens: at 0 every log-prob is 0 or −∞; "
+            "score greedy completions at 1"
+        )
+    if chunk < 1:
+        raise ValueError(f"chunk is {chunk}, but it must be at least 1: it is a number of positions")
+    # All T positions are scored and the last, which has no next token, is dropped: T − 1 of them would seldom be a
+    # whole number of chunks.
+    targets_BT = jnp.pad(tokens_BT[:, 1:], ((0, 0), (0, 1)))
+    scored = _score(hidden_BTD, kernel_DV, targets_BT, temperature, chunk)
+    logprobs_BT, entropy_BT = (jnp.pad(values_BT[:, :-1], ((0, 0), (1, 0))) for values_BT in scored)
+    return TokenStats(logprobs_BT, jax.lax.stop_gradient(entropy_BT))
+
+
+def _logits(hidden_BTD: Array, kernel_DV: Array, temperature: float) -> Float[Array, "B T V"]:
+    return jnp.einsum("BTD,DV->BTV", hidden_BTD, kernel_DV, preferred_element_type=jnp.float32) / temperature
+
+
+def _is_target(targets_BT: Array, vocabulary: int) -> Bool[Array, "B T V"]:
+    # A comparison that fuses into its reader. A gather along V would move logits between devices where V is
+    # sharded, and a scatter would be its transpose.
+    return jnp.arange(vocabulary) == targets_BT[..., None]
+
+
+def _chunk_forward(hidden_BTD: Array, kernel_DV: Array, targets_BT: Array, temperature: float) -> tuple[Array, ...]:
+    logits_BTV = _logits(hidden_BTD, kernel_DV, temperature)
+    greatest_BT1 = jnp.max(logits_BTV, axis=-1, keepdims=True)
+    shifted_BTV = logits_BTV - greatest_BT1
     exp_BTV = jnp.exp(shifted_BTV)
     total_BT = jnp.sum(exp_BTV, axis=-1)
-    is_target_BTV = jnp.arange(kernel_DV.shape[1]) == targets_BT[..., None]
-    target_BT = jnp.sum(jnp.where(is_target_BTV, shifted_BTV, 0.0), axis=-1)
     log_total_BT = jnp.log(total_BT)
+    vocabulary = kernel_DV.shape[1]
+    target_BT = jnp.sum(jnp.where(_is_target(targets_BT, vocabulary), shifted_BTV, 0.0), axis=-1)
+    known_BT = (targets_BT >= 0) & (targets_BT < vocabulary)
+    logprobs_BT = jnp.where(known_BT, target_BT - log_total_BT, jnp.nan)
     entropy_BT = log_total_BT - jnp.sum(exp_BTV * shifted_BTV, axis=-1) / total_BT
-    return target_BT - log_total_BT, jax.lax.stop_gradient(entropy_BT)
+    return logprobs_BT, entropy_BT, log_total_BT + greatest_BT1[..., 0]
 
 
-def token_logprobs(hidden_BTD, kernel_DV, tokens_BT, *, temperature=1.0, chunk: int, mask_BT=None) -> TokenStats:
-    B, T = tokens_BT.shape
-    if mask_BT is not None:
-        scored_BT = jnp.pad(mask_BT[:, 1:], ((0, 0), (0, 1)))
-        hidden_BTD = jnp.where(scored_BT[..., None], hidden_BTD, 0)
-    kernel_DV = kernel_DV.astype(hidden_BTD.dtype)
-    targets_BT = jnp.pad(tokens_BT[:, 1:], ((0, 0), (0, 1)))
+def _chunk_backward(
+    hidden_BTD: Array,
+    kernel_DV: Array,
+    targets_BT: Array,
+    normaliser_BT: Array,
+    cotangent_BT: Array,
+    temperature: float,
+) -> tuple[Float[Array, "B T D"], Float[Array, "D V"]]:
+    counts_BT1 = (cotangent_BT != 0)[..., None]
+    hidden_BTD = jnp.where(counts_BT1, hidden_BTD, 0)
+    probs_BTV = jnp.exp(_logits(hidden_BTD, kernel_DV, temperature) - normaliser_BT[..., None])
+    one_hot_BTV = jnp.where(_is_target(targets_BT, kernel_DV.shape[1]), 1.0, 0.0)
+    scale_BT1 = (cotangent_BT / temperature)[..., None]
+    d_logits_BTV = jnp.where(counts_BT1, (one_hot_BTV - probs_BTV) * scale_BT1, 0.0).astype(hidden_BTD.dtype)
+    d_hidden_BTD = jnp.einsum("BTV,DV->BTD", d_logits_BTV, kernel_DV, preferred_element_type=jnp.float32)
+    d_kernel_DV = jnp.einsum("BTD,BTV->DV", hidden_BTD, d_logits_BTV, preferred_element_type=jnp.float32)
+    return d_hidden_BTD.astype(hidden_BTD.dtype), d_kernel_DV
+
+
+def _split(values: Array, chunk: int) -> Array:
+    """[B, T, ...] -> [chunks, B, positions, ...]: as many chunks as `chunk` asks for, made equal, zeros at the end."""
+    B, T = values.shape[:2]
+    chunks = -(-T // chunk)
+    positions = -(-T // chunks)
+    padding = [(0, 0), (0, chunks * positions - T)] + [(0, 0)] * (values.ndim - 2)
+    return jnp.moveaxis(jnp.pad(values, padding).reshape(B, chunks, positions, *values.shape[2:]), 1, 0)
+
+
+def _join(values: Array, T: int) -> Array:
+    """The inverse of `_split`."""
+    return jnp.moveaxis(values, 0, 1).reshape(values.shape[1], -1, *values.shape[3:])[:, :T]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _score(
+    hidden_BTD: Array, kernel_DV: Array, targets_BT: Array, temperature: float, chunk: int
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """Log-probs of targets[t] given hidden[t], and entropies."""
+    return _score_forward(hidden_BTD, kernel_DV, targets_BT, temperature, chunk)[0]
+
+
+def _score_forward(
+    hidden_BTD: Array, kernel_DV: Array, targets_BT: Array, temperature: float, chunk: int
+) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
+    T = targets_BT.shape[1]
+    cast_DV = kernel_DV.astype(hidden_BTD.dtype)
     if chunk >= T:
-        logprobs_BT, entropy_BT = _chunk_stats(hidden_BTD, kernel_DV, targets_BT, temperature)
+        logprobs_BT, entropy_BT, normaliser_BT = _chunk_forward(hidden_BTD, cast_DV, targets_BT, temperature)
     else:
-        n = -(-T // chunk)
-        pad = n * chunk - T
-        h = jnp.moveaxis(jnp.pad(hidden_BTD, ((0, 0), (0, pad), (0, 0))).reshape(B, n, chunk, -1), 1, 0)
-        t = jnp.moveaxis(jnp.pad(targets_BT, ((0, 0), (0, pad))).reshape(B, n, chunk), 1, 0)
 
-        @jax.checkpoint
-        def body(kernel, xs):
-            return _chunk_stats(xs[0], kernel, xs[1], temperature)
+        def body(carry: None, xs: tuple[Array, Array]) -> tuple[None, tuple[Array, ...]]:
+            return carry, _chunk_forward(xs[0], cast_DV, xs[1], temperature)
 
-        _, (lp, en) = jax.lax.scan(lambda c, xs: (c, body(kernel_DV, xs)), None, (h, t))
-        logprobs_BT, entropy_BT = (jnp.moveaxis(x, 0, 1).reshape(B, n * chunk)[:, :T] for x in (lp, en))
-    shift = lambda x: jnp.pad(x[:, :-1], ((0, 0), (1, 0)))  # noqa: E731
-    logprobs_BT, entropy_BT = shift(logprobs_BT), shift(entropy_BT)
-    if mask_BT is not None:
-        logprobs_BT, entropy_BT = jnp.where(mask_BT, logprobs_BT, 0.0), jnp.where(mask_BT, entropy_BT, 0.0)
-    return TokenStats(logprobs_BT, entropy_BT)
+        _, stacked = jax.lax.scan(body, None, (_split(hidden_BTD, chunk), _split(targets_BT, chunk)))
+        logprobs_BT, entropy_BT, normaliser_BT = (_join(values, T) for values in stacked)
+    return (logprobs_BT, entropy_BT), (hidden_BTD, kernel_DV, targets_BT, normaliser_BT)
+
+
+def _score_backward(
+    temperature: float, chunk: int, residuals: tuple[Array, ...], cotangents: tuple[Array, Any]
+) -> tuple[Array, Array, None]:
+    hidden_BTD, kernel_DV, targets_BT, normaliser_BT = residuals
+    cotangent_BT, _ = cotangents
+    T = targets_BT.shape[1]
+    cast_DV = kernel_DV.astype(hidden_BTD.dtype)
+    if chunk >= T:
+        d_hidden_BTD, d_kernel_DV = _chunk_backward(
+            hidden_BTD, cast_DV, targets_BT, normaliser_BT, cotangent_BT, temperature
+        )
+    else:
+
+        def body(sum_DV: Array, xs: tuple[Array, ...]) -> tuple[Array, Array]:
+            hidden, targets, normaliser, cotangent = xs
+            d_hidden, d_kernel = _chunk_backward(hidden, cast_DV, targets, normaliser, cotangent, temperature)
+            return sum_DV + d_kernel, d_hidden
+
+        per_token = (hidden_BTD, targets_BT, normaliser_BT, cotangent_BT)
+        zero_DV = jnp.zeros(kernel_DV.shape, jnp.float32)
+        d_kernel_DV, stacked = jax.lax.scan(body, zero_DV, tuple(_split(values, chunk) for values in per_token))
+        d_hidden_BTD = _join(stacked, T)
+    return d_hidden_BTD, d_kernel_DV.astype(kernel_DV.dtype), None
+
+
+_score.defvjp(_score_forward, _score_backward)

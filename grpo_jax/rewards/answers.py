@@ -38,10 +38,10 @@ def from_hash_mark(text: str) -> str | None:
 
 def from_last_number(text: str) -> str | None:
     """The last number in the text, without its thousands separators."""
-    last = None
-    for last in _NUMBER.finditer(text):
-        pass
-    return None if last is None else last.group().replace(",", "")
+    found = None
+    for match in _NUMBER.finditer(text):
+        found = match.group()
+    return None if found is None else found.replace(",", "")
 
 
 EXTRACTORS: dict[str, Extractor] = {

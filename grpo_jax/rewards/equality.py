@@ -1,7 +1,7 @@
 """Whether an answer equals the reference: exactly as rational numbers where both are written out, else by sympy.
 
-A reference that is a plain number takes only a plain number. Otherwise `12+34`, copied from the question, would equal its
-own result, and a policy soon finds that it need not compute anything.
+A reference that is a plain number takes only a plain number. Otherwise `12+34` or `10/2`, copied from the question,
+would equal its own result, and a policy soon finds that it need not compute anything.
 """
 
 import functools
@@ -18,20 +18,21 @@ MAX_ITEMS = 16
 _INTEGER = r"[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+"
 _DECIMAL = re.compile(rf"([-+]?)\$?((?:{_INTEGER})(?:\.[0-9]*)?|\.[0-9]+)")
 _FRACTION = re.compile(
-    r"([-+]?)(?:([0-9]+)(?: +|(?=\\)))?(?:([-+]?[0-9]+) */ *([0-9]+)|\\[dt]?frac(?:\{([-+]?[0-9]+)\}\{([0-9]+)\}|([0-9])([0-9])))"
+    r"([-+]?)(?:([0-9]+)(?: +|(?=\\)))?"  # sign, and the whole part of a mixed number
+    r"(?:([0-9]+) */ *([0-9]+)|\\[dt]?frac(?:\{([-+]?[0-9]+)\}\{([0-9]+)\}|([0-9])([0-9])))"  # in either notation
 )
-_SCIENTIFIC = re.compile(r"([-+]?[0-9]+(?:\.[0-9]+)?) *(?:\\times|\\cdot|\*|×) *10\^(?:\{?([-+]?[0-9]{1,2})\}?)")
+_SET_BRACKETS = (("\\{", "\\}"), ("{", "}"))
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox) *\{([^{}]*)\}")
-_ORDERED = {"(": ")", "[": "]"}
 
 
 def equal_final(answer: str, reference: str) -> bool:
     """Whether `answer` is `reference` in final form.
 
     - The same text is equal, whatever it says, unless it is empty.
-    - A reference that is a number (integer, decimal, fraction, mixed number, percentage, a × 10^n; thousands
-      separators and a dollar sign allowed) equals an answer that is the same number, written in any of these ways.
-    - Tuples and intervals are compared item by item, brackets included; sets and bare lists in any order, item for item.
+    - A reference that is a number (integer, decimal, fraction that does not divide evenly, mixed number, percentage;
+      thousands separators and a dollar sign allowed) equals an answer that is the same number, written in any of
+      these ways.
+    - Tuples and intervals are compared item by item, brackets included; sets and bare lists in any order, one to one.
     - Anything else is compared by sympy, within bounds of length, depth, size and time; out of bounds is unequal.
     """
     return _equal(answer, reference, _equal_final_item)
@@ -47,19 +48,21 @@ EQUALITIES: dict[str, Equality] = {"final": equal_final, "value": equal_value}
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The exact value of a number written out in ASCII digits, None where `text` is anything else."""
+    """The exact value of a number written out in ASCII digits, None where `text` is anything else.
+
+    A fraction that divides evenly is anything else.
+    """
     if len(text) > expression.MAX_LENGTH:
         return None
     text = text.replace("−", "-").removesuffix("%").removesuffix("\\").rstrip()
     if match := _DECIMAL.fullmatch(text):
         value = Fraction(match[2].replace(",", ""))
     elif match := _FRACTION.fullmatch(text):
-        top, bottom = next((match[i], match[i + 1]) for i in (3, 5, 7) if match[i] is not None)
-        if int(bottom) == 0 or (match[2] is not None and top[0] in "+-"):
+        top, bottom = next((match[i], int(match[i + 1])) for i in (3, 5, 7) if match[i] is not None)
+        # 10/2 is a division still to be done.
+        if bottom == 0 or int(top) % bottom == 0 or (match[2] is not None and top[0] in "+-"):
             return None
-        value = int(match[2] or 0) + Fraction(int(top), int(bottom))
-    elif match := _SCIENTIFIC.fullmatch(text):
-        return Fraction(match[1]) * Fraction(10) ** int(match[2])
+        value = int(match[2] or 0) + Fraction(int(top), bottom)
     else:
         return None
     return -value if match[1] == "-" else value
@@ -95,12 +98,14 @@ def _equal_container(answer: str, reference: str, equal_item: Equality) -> bool:
         return equal_item(answer, reference)
     if kind != reference_kind or len(items) != len(reference_items) or len(items) > MAX_ITEMS:
         return False
-    if kind[0] in _ORDERED:
-        return all(equal_item(*pair) for pair in zip(items, reference_items, strict=True))
+    if kind not in ("{}", ","):
+        pairs = zip(items, reference_items, strict=True)
+        return all(_equal_container(*pair, equal_item) for pair in pairs)
     # Unordered, yet a one-to-one match: neither a subset nor a repeated item equals the whole set.
     unmatched = list(reference_items)
     for item in items:
-        found = next((index for index, other in enumerate(unmatched) if equal_item(item, other)), None)
+        same = (index for index, other in enumerate(unmatched) if _equal_container(item, other, equal_item))
+        found = next(same, None)
         if found is None:
             return False
         del unmatched[found]
@@ -108,17 +113,18 @@ def _equal_container(answer: str, reference: str, equal_item: Equality) -> bool:
 
 
 def _split(text: str) -> tuple[str, list[str]]:
-    """(brackets, items) of a tuple, interval, set or bare list; ("", []) of a single expression."""
+    """(brackets, items) of a tuple, interval, set ("{}") or bare list (","); ("", []) of a single expression."""
     if parse_number(text) is not None:
         return "", []
-    for opening, closing, kind in (("\\{", "\\}", "{}"), ("{", "}", "{}"), ("(", ")", "("), ("[", "]", "[")):
-        if text.startswith(opening):
-            mixed = next((c for c in (closing, *_ORDERED.values()) if text.endswith(c)), None)
-            if mixed is None:
-                continue
-            items = _top_level_items(text[len(opening) : -len(mixed)])
-            if items is not None and (len(items) > 1 or kind == "{}"):
-                return (kind if kind == "{}" else opening + mixed), items
+    for opening, closing in _SET_BRACKETS:
+        if text.startswith(opening) and text.endswith(closing):
+            items = _top_level_items(text[len(opening) : -len(closing)])
+            if items is not None:
+                return "{}", items
+    if text[:1] in ("(", "[") and text[-1:] in (")", "]"):
+        items = _top_level_items(text[1:-1])
+        if items is not None and len(items) > 1:
+            return text[0] + text[-1], items
     items = _top_level_items(text)
     return ("", []) if items is None or len(items) < 2 else (",", items)
 

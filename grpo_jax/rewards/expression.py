@@ -1,10 +1,11 @@
 """Parses the mathematics of an answer into a tree of plain tuples: a closed grammar that evaluates nothing.
 
 Answers come from a policy that is paid for whatever scores, so their text never reaches `eval` or sympy's own parser
-(which is built on it). What this grammar does not know (names, factorials, equations, attribute access) is unparsable, and
-powers whose value would not fit in a few thousand bits are refused before anything computes them.
+(which is built on it). What this grammar does not know (names, factorials, equations, attribute access) is unparsable,
+and powers whose value would not fit in a few thousand bits are refused before anything computes them.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from fractions import Fraction
@@ -16,9 +17,7 @@ MAX_BITS = 4096
 MAX_EXPONENT = 64
 
 FUNCTIONS = frozenset({"sqrt", "sin", "cos", "tan", "ln", "log"})
-SYMBOL_COMMANDS = frozenset(
-    {"alpha", "beta", "gamma", "delta", "theta", "lambda", "mu", "phi", "omega", "sigma", "infty"}
-)
+SYMBOL_COMMANDS = frozenset({"alpha", "beta", "gamma", "delta", "theta", "lambda", "mu", "phi", "omega", "sigma", "infty"})
 
 Tree = tuple
 """("number", "p/q") · ("symbol", name) · ("constant", "pi") · (op, Tree, Tree) · ("call", function, Tree),
@@ -189,7 +188,7 @@ def _bits(tree: Tree) -> float:
     kind = tree[0]
     if kind == "number":
         value = Fraction(tree[1])
-        return max(abs(value.numerator), value.denominator).bit_length()
+        return math.log2(max(abs(value.numerator), value.denominator))
     if kind in ("symbol", "constant"):
         return 1
     if kind == "call":
@@ -222,4 +221,7 @@ def _magnitude(tree: Tree) -> float:
         return _magnitude(tree[1]) / abs(float(Fraction(tree[2][1])))
     if kind == "call" and tree[1] == "sqrt":
         return max(_magnitude(tree[2]), 1.0)
+    if kind == "power" and (tree[1][0] == "symbol" or (tree[1][0] == "number" and abs(Fraction(tree[1][1])) >= 1)):
+        # At least 1, so that a larger exponent bounds a smaller one; in logarithms, so that it cannot overflow.
+        return math.exp(min(_exponent_bound(tree[2]) * math.log(_magnitude(tree[1])), 100.0))
     raise Unparsable("an exponent that is not a sum or product of numbers and letters")

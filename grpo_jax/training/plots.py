@@ -13,16 +13,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from grpo_jax.training import scores
+from grpo_jax.evaluation import scores
 from grpo_jax.training.metrics_log import Record
 
 # Okabe and Ito's colours, which people with any kind of colour blindness tell apart; yellow is too pale on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":", "-.")
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 12,
     "axes.titleweight": "bold",
@@ -82,13 +83,13 @@ def _save(path: Path, plots: Sequence[Plot], records: Sequence[Record], *, colum
     size = (7.0, 4.2) if len(plots) == 1 else (5.2 * columns, 3.7 * rows)
     with matplotlib.rc_context(STYLE):
         # A Figure of its own rather than pyplot's, which would change the backend of a notebook.
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
         FigureCanvasAgg(figure)
-        grid = figure.subplots(rows, columns, squeeze=False).flat
+        grid = list(figure.subplots(rows, columns, squeeze=False).flat)
         for axes, plot in zip(grid, plots, strict=False):
             plot.draw(axes, records)
             axes.set_title(plot.title)
-        for axes in list(grid)[len(plots) :] if rows * columns > len(plots) else ():
+        for axes in grid[len(plots) :]:
             axes.set_axis_off()
         temporary = path.with_name(f".{path.name}")
         figure.savefig(temporary, format="png")
@@ -120,13 +121,13 @@ def smoothed(values: np.ndarray) -> np.ndarray:
         return np.array([np.nanmean(window) for window in windows])
 
 
-def _curve(axes: Axes, steps: np.ndarray, values: np.ndarray, colour: str, label: str | None = None, **line: Any) -> None:
+def _curve(axes: Axes, steps: np.ndarray, values: np.ndarray, colour: str, label: str | None = None) -> None:
     """The values, faint, and their smoothed course; few values get markers, so that a single one shows."""
     marker = "o" if len(values) <= 12 else ""
     course = smoothed(values)
     if not np.array_equal(course, values, equal_nan=True):
         axes.plot(steps, values, color=colour, alpha=0.25, linewidth=1.0)
-    axes.plot(steps, course, color=colour, label=label, marker=marker, markersize=4, **line)
+    axes.plot(steps, course, color=colour, label=label, marker=marker, markersize=4)
 
 
 def _finish(axes: Axes, x_label: str, y_label: str) -> None:
@@ -138,11 +139,17 @@ def _finish(axes: Axes, x_label: str, y_label: str) -> None:
         axes.legend(ncols=1 + (len(handles) > 4))
 
 
-def _draw_line(phase: str, name: str, colour: str, y_label: str, floor: float | None = None) -> Callable:
+def _from_zero(axes: Axes, *series: np.ndarray) -> None:
+    """Begins the vertical axis at 0, for what is never below it."""
+    highest = max((float(np.nanmax(values)) for values in series if np.isfinite(values).any()), default=0.0)
+    axes.set_ylim(0.0, 1.08 * highest if highest > 0 else 1.0)
+
+
+def _draw_line(phase: str, name: str, colour: str, y_label: str) -> Callable[[Axes, Sequence[Record]], None]:
     def draw(axes: Axes, records: Sequence[Record]) -> None:
-        _curve(axes, *_series(records, phase, name), colour)
-        if floor is not None:
-            axes.set_ylim(bottom=floor)
+        steps, values = _series(records, phase, name)
+        _curve(axes, steps, values, colour)
+        _from_zero(axes, values)
         _finish(axes, f"{phase.upper()} step", y_label)
 
     return draw
@@ -161,19 +168,30 @@ def _draw_reward(axes: Axes, records: Sequence[Record]) -> None:
 
 
 def _draw_accuracy(axes: Axes, records: Sequence[Record]) -> None:
-    tests = [(record["step"], scores.from_record(record)) for record in records if record["phase"] == "evaluation"]
-    stages = list(dict.fromkeys(stage for _, test in tests for stage in test))
-    for index, stage in enumerate(stages):
-        steps = np.array([step for step, test in tests if stage in test], dtype=float)
-        sampled = np.array([test[stage].sampled_accuracy for _, test in tests if stage in test], dtype=float)
-        line = {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
-        axes.plot(steps, sampled, marker="o", markersize=4, label=stage, **line)
-        rollout_steps, rollout = _series(records, "grpo", f"accuracy/{stage}")
-        if len(rollout):
-            axes.plot(rollout_steps, smoothed(rollout), alpha=0.3, linewidth=1.0, **line)
+    for stage, line in _draw_tests(axes, records, "evaluation"):
+        steps, rollout = _series(records, "grpo", f"accuracy/{stage}")
+        axes.plot(steps, smoothed(rollout), alpha=0.3, linewidth=1.0, **line)
+    _finish(axes, "GRPO step", "answers right (faint: in training)")
+
+
+def _draw_sft_accuracy(axes: Axes, records: Sequence[Record]) -> None:
+    _draw_tests(axes, records, "sft_evaluation")
+    _finish(axes, "SFT step", "answers right")
+
+
+def _draw_tests(axes: Axes, records: Sequence[Record], phase: str) -> list[tuple[str, dict[str, Any]]]:
+    """A line for each stage; returns the stages and how their lines look."""
+    tests = [(record["step"], scores.from_record(record)) for record in records if record["phase"] == phase]
+    looks = []
+    for index, stage in enumerate(dict.fromkeys(stage for _, test in tests for stage in test)):
+        dash = DASHES[index // len(COLOURS) % len(DASHES)]
+        look: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "linestyle": dash}
+        points = [(step, test[stage].sampled_accuracy) for step, test in tests if stage in test]
+        axes.plot(*np.array(points, dtype=float).T, marker="o", markersize=4, label=stage, **look)
+        looks.append((stage, look))
     axes.set_ylim(-0.03, 1.03)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    _finish(axes, "GRPO step", "held-out answers right (faint: in training)")
+    return looks
 
 
 def _draw_length(axes: Axes, records: Sequence[Record]) -> None:
@@ -183,33 +201,34 @@ def _draw_length(axes: Axes, records: Sequence[Record]) -> None:
     if np.array_equal(steps, low_steps) and np.array_equal(steps, high_steps):
         axes.fill_between(steps, low, high, color=COLOURS[2], alpha=0.12, linewidth=0, label="shortest to longest")
     _curve(axes, steps, mean, COLOURS[2], "mean")
-    axes.set_ylim(bottom=0)
+    _from_zero(axes, mean, high)
     _finish(axes, "GRPO step", "tokens")
 
 
-def _has_tests(records: Sequence[Record]) -> bool:
-    return any(record["phase"] == "evaluation" and scores.from_record(record) for record in records)
+def _has_tests(phase: str) -> Callable[[Sequence[Record]], bool]:
+    return lambda records: any(record["phase"] == phase and scores.from_record(record) for record in records)
 
 
 PLOTS: dict[str, Plot] = {
-    "accuracy": Plot(title="Accuracy per stage, sampled", has_data=_has_tests, draw=_draw_accuracy),
+    "accuracy": Plot(title="Held-out accuracy per stage, sampled", has_data=_has_tests("evaluation"), draw=_draw_accuracy),
     "reward": Plot(title="Reward", has_data=_has("grpo", "reward"), draw=_draw_reward),
-    "length": Plot(
-        title="Completion length", has_data=_has("grpo", "completion_length_mean"), draw=_draw_length
-    ),
+    "length": Plot(title="Completion length", has_data=_has("grpo", "completion_length_mean"), draw=_draw_length),
     "kl": Plot(
         title="KL to the reference policy",
         has_data=_has("grpo", "kl"),
-        draw=_draw_line("grpo", "kl", COLOURS[3], "nats per token", 0.0),
+        draw=_draw_line("grpo", "kl", COLOURS[3], "nats per token"),
     ),
     "entropy": Plot(
         title="Entropy of the policy",
         has_data=_has("grpo", "entropy"),
-        draw=_draw_line("grpo", "entropy", COLOURS[4], "nats per token", 0.0),
+        draw=_draw_line("grpo", "entropy", COLOURS[4], "nats per token"),
     ),
     "loss": Plot(
         title="Loss in supervised fine-tuning",
         has_data=_has("sft", "loss"),
-        draw=_draw_line("sft", "loss", COLOURS[5], "nats per token", 0.0),
+        draw=_draw_line("sft", "loss", COLOURS[5], "nats per token"),
+    ),
+    "sft_accuracy": Plot(
+        title="Held-out accuracy during fine-tuning", has_data=_has_tests("sft_evaluation"), draw=_draw_sft_accuracy
     ),
 }

@@ -12,7 +12,7 @@ from rich.progress import Progress as RichBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from grpo_jax.training.scores import Scores, StageScore, overall
+from grpo_jax.evaluation.scores import Scores, StageScore, overall
 
 # Seconds between two plain lines: a log file stays short, and a slow step still gets a line of its own.
 PLAIN_INTERVAL = 5.0

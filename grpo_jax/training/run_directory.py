@@ -19,7 +19,8 @@ from grpo_jax.training.schema import ConfigError
 # changes how much of it. Everything else would make the run another run.
 MAY_CHANGE = (
     "checkpoint",
-    "evaluation",
+    "evaluation.every",
+    "evaluation.rows",
     "grpo.microbatches",
     "grpo.steps",
     "logging",

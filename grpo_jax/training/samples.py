@@ -55,9 +55,8 @@ def samples_table(step: int, samples: Sequence[Sample]) -> str:
         group = list(members)
         rewards = [sample.reward for sample in group if sample.reward is not None]
         mean = f", mean reward {sum(rewards) / len(rewards):.3f}" if rewards else ""
-        parts.append(
-            f"## {number}. {_code(prompt)}\n\nStage {_escaped(group[0].stage)}, reference {_code(group[0].reference)}{mean}.\n"
-        )
+        about = f"Stage {_escaped(group[0].stage)}, reference {_code(group[0].reference)}{mean}."
+        parts.append(f"## {number}. {_code(prompt)}\n\n{about}\n")
         parts.append(_group_table(group))
     return "\n".join(parts)
 

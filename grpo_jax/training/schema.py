@@ -146,8 +146,10 @@ def plain(value: Any) -> Any:
     return value
 
 
-def annotation_at(cls: type, path: str, value: object, origin: str) -> Any:
-    """The annotation of the key at a dotted path.
+def located(cls: type, path: str, value: object, origin: str) -> tuple[Any, list[str]]:
+    """The annotation of the key at a dotted path, and the path in parts.
+
+    What follows a free mapping (`rewards.extras`) is one part, dots and all: its names are the user's own.
 
     Raises:
         ConfigError: there is no such key; the message names the nearest.
@@ -157,13 +159,20 @@ def annotation_at(cls: type, path: str, value: object, origin: str) -> Any:
     for index, part in enumerate(parts):
         item = _mapping_item(annotation)
         if item is not None:
-            return item if index == len(parts) - 1 else _unknown(cls, path, value, origin)
+            return item, [*parts[:index], ".".join(parts[index:])]
         section = section_type(annotation)
         hints = typing.get_type_hints(section) if section else {}
         if part not in hints:
             _unknown(cls, path, value, origin)
         annotation = hints[part]
-    return annotation
+    return annotation, parts
+
+
+def shown(value: object) -> str:
+    """A value as a YAML file would have it: null, true, 0.02, 'text'."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return repr(value)
 
 
 def is_text(annotation: Any) -> bool:
@@ -228,9 +237,7 @@ def _checked_section(root: type, cls: type, tree: object, path: str, origin: str
     if not isinstance(tree, Mapping):
         remedy = "Leave the line out to keep its defaults" if tree is None else "Give its keys below it, indented"
         name = path or "the configuration"
-        raise ConfigError(
-            f"{origin}: {name} is {tree!r}, but it must be {describe(cls)}. {remedy}"
-        )
+        raise ConfigError(f"{origin}: {name} is {shown(tree)}, but it must be {describe(cls)}. {remedy}")
     hints = typing.get_type_hints(cls)
     result: Tree = {}
     for name, value in tree.items():
@@ -268,7 +275,7 @@ def _checked_value(root: type, annotation: Any, value: object, path: str, origin
         elif (converted := _scalar(member, value)) is not None:
             return converted
     raise ConfigError(
-        f"{origin}: {path} is {value!r}, but it must be {describe(annotation)}{_advice(annotation, value)}"
+        f"{origin}: {path} is {shown(value)}, but it must be {describe(annotation)}{_advice(annotation, value)}"
     )
 
 
@@ -323,7 +330,7 @@ def _unknown(root: type, path: str, value: object, origin: str) -> typing.NoRetu
     siblings = [other for other in paths if other.rpartition(".")[0] == parent]
     near = nearest(path, paths)
     remedy = f"The nearest is {near}" if near else f"The keys here are {', '.join(siblings or paths)}"
-    given = "" if isinstance(value, Mapping) else f" (given {value!r})"
+    given = "" if isinstance(value, Mapping) else f" (given {shown(value)})"
     raise ConfigError(f"{origin}: {path}{given} is not a key. {remedy}")
 
 

@@ -12,7 +12,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Int
 
-from grpo_jax.model import ModelConfig, check_divisible, param_axes
+from grpo_jax.model import ModelConfig, abstract_params, check_divisible, param_axes
 from grpo_jax.objectives import GRPOConfig
 from grpo_jax.parallel import MeshShape, replicated, shard_tree, tree_shardings
 from grpo_jax.training.optimizer import OptimizerConfig, make_optimizer
@@ -59,14 +59,27 @@ class TrainState:
     @classmethod
     def create(cls, params: Params, config: StepConfig) -> TrainState:
         """A fresh state around `params`, placed on the config's mesh; the optimizer's moments are sharded as they are."""
-        if config.mesh is not None:
-            params = place_params(params, config.model, config.mesh)
-        opt_state = jax.jit(config.make_optimizer().init)(params)
-        step = jnp.zeros((), jnp.int32)
-        state = cls(step=step, params=params, opt_state=opt_state, config=config)
         if config.mesh is None:
-            return state
-        return jax.device_put(state, state_shardings(state))
+            return _create(params, config)
+        params = place_params(params, config.model, config.mesh)
+        return jax.device_put(_create(params, config), state_shardings(abstract_state(config)))
+
+
+def _create(params: Params, config: StepConfig) -> TrainState:
+    opt_state = config.make_optimizer().init(params)
+    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=opt_state, config=config)
+
+
+def abstract_state(config: StepConfig) -> TrainState:
+    """The shapes, dtypes and shardings of a state; allocates nothing."""
+    state = jax.eval_shape(lambda params: _create(params, config), abstract_params(config.model))
+    if config.mesh is None:
+        return state
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        state,
+        state_shardings(state),
+    )
 
 
 def place_params(params: Params, model: ModelConfig, mesh: Mesh) -> Params:

@@ -41,8 +41,8 @@ class SFTBatch:
     """Demonstrations. A row is [prompt, completion, unused]; the loss is on the completion."""
 
     tokens: Int[Array, "B T"]
-    prompt_lengths: Int[Array, "B"]
-    lengths: Int[Array, "B"]
+    prompt_lengths: Int[Array, " B"]
+    lengths: Int[Array, " B"]
 
 
 @flax.struct.dataclass
@@ -55,10 +55,10 @@ class GRPOBatch:
     """
 
     tokens: Int[Array, "B T"]
-    prompt_lengths: Int[Array, "B"]
-    lengths: Int[Array, "B"]
-    advantages: Float[Array, "B"]
-    row_weights: Float[Array, "B"]
+    prompt_lengths: Int[Array, " B"]
+    lengths: Int[Array, " B"]
+    advantages: Float[Array, " B"]
+    row_weights: Float[Array, " B"]
     sampler_logprobs: Float[Array, "B T"] | None = None
     ref_logprobs: Float[Array, "B T"] | None = None
     old_logprobs: Float[Array, "B T"] | None = None

@@ -1,5 +1,7 @@
 """Draws and filters against a NumPy float64 oracle, and what a draw may depend on."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,17 +28,26 @@ def _logits(rows: int, vocab: int, seed: int = 0) -> np.ndarray:
 
 
 def _probabilities(logits: np.ndarray, **config) -> np.ndarray:
-    return np.asarray(jax.nn.softmax(sampling_logits(jnp.asarray(logits), SamplerConfig(**config)), axis=-1))
+    return np.asarray(_softmax(logits, SamplerConfig(**config)))
 
 
-def _keys(rows: int, seed: int = 0, position: int = 0):
-    return position_keys(row_keys(seed, 0, jnp.arange(rows)), jnp.full(rows, position))
+@partial(jax.jit, static_argnums=1)
+def _softmax(logits, config):
+    return jax.nn.softmax(sampling_logits(logits, config), axis=-1)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _keys(rows: int, seed: int = 0):
+    return position_keys(row_keys(seed, 0, jnp.arange(rows)), jnp.zeros(rows, jnp.int32))
+
+
+_sample = jax.jit(sample_tokens, static_argnums=2)
+_noise = jax.jit(gumbel_noise, static_argnums=1)
 
 
 @pytest.mark.parametrize("config", FILTERS, ids=str)
-@pytest.mark.parametrize("vocab", [37, 1000])
-def test_filtered_distribution_matches_float64_oracle(config, vocab):
-    logits = _logits(16, vocab)
+def test_filtered_distribution_matches_float64_oracle(config):
+    logits = _logits(32, 300)
     expected = np.stack([distribution(row, **config) for row in logits])
     actual = _probabilities(logits, **config)
     np.testing.assert_array_equal(actual > 0, expected > 0)
@@ -68,7 +79,7 @@ def test_draws_follow_the_distribution(config):
     rows, vocab = 40_000, 12
     logits = _logits(1, vocab, seed=3)
     expected = distribution(logits[0], **config)
-    tokens, _ = sample_tokens(jnp.broadcast_to(logits, (rows, vocab)), _keys(rows, seed=5), SamplerConfig(**config))
+    tokens, _ = _sample(np.broadcast_to(logits, (rows, vocab)), _keys(rows, seed=5), SamplerConfig(**config))
     counts = np.bincount(np.asarray(tokens), minlength=vocab)
     possible = expected > 0
     assert counts[~possible].sum() == 0
@@ -81,14 +92,14 @@ def test_draws_follow_the_distribution(config):
 def test_one_row_draws_independently_at_each_position():
     positions, vocab = 20_000, 4
     keys = position_keys(jnp.broadcast_to(row_keys(1, 2, jnp.array([3])), positions), jnp.arange(positions))
-    tokens = np.asarray(sample_tokens(jnp.zeros((positions, vocab)), keys, SamplerConfig())[0])
+    tokens = np.asarray(_sample(jnp.zeros((positions, vocab)), keys, SamplerConfig())[0])
     pairs = np.bincount(tokens[:-1] * vocab + tokens[1:], minlength=vocab**2) / (positions - 1)
     np.testing.assert_allclose(pairs, 1 / vocab**2, atol=0.007)  # four standard deviations
 
 
 def test_noise_is_gumbel_in_bulk_and_in_the_rare_tail():
     """P(g > x) = 1 - exp(-exp(-x)); the tail is what draws rare tokens, and 23-bit uniforms would miss it."""
-    noise = np.asarray(gumbel_noise(_keys(64), 1 << 18)).ravel()
+    noise = np.asarray(_noise(_keys(64), 1 << 18)).ravel()
     count = noise.size
     for x in (-2.0, -1.0, 0.0, 1.0, 3.0, 6.0, 9.0, 12.0, 14.0):
         expected = count * -np.expm1(-np.exp(-x))
@@ -98,17 +109,20 @@ def test_noise_is_gumbel_in_bulk_and_in_the_rare_tail():
 
 
 def test_noise_depends_on_seed_step_row_position_and_on_nothing_else():
-    def noise(seed, step, row, position):
-        keys = position_keys(row_keys(seed, step, jnp.array([row])), jnp.array([position]))
-        return np.asarray(gumbel_noise(keys, 33))[0]
+    @jax.jit
+    def keys(seed, step, row, position):
+        return position_keys(row_keys(seed, step, row[None]), position[None])
+
+    def noise(*at):
+        return np.asarray(_noise(keys(*map(jnp.int32, at)), 33))[0]
 
     base = noise(1, 2, 3, 4)
     for other in [(0, 2, 3, 4), (1, 1, 3, 4), (1, 2, 2, 4), (1, 2, 3, 3), (2, 1, 3, 4), (1, 2, 4, 3), (1, 3, 2, 4)]:
         assert not np.any(noise(*other) == base), other
 
     many = position_keys(row_keys(1, 2, jnp.arange(7, -1, -1)), jnp.array([9, 8, 7, 6, 4, 2, 1, 0]))
-    np.testing.assert_array_equal(np.asarray(gumbel_noise(many, 33))[4], base)
-    np.testing.assert_array_equal(np.asarray(jax.jit(gumbel_noise, static_argnums=1)(many, 50))[4, :33], base)
+    np.testing.assert_array_equal(np.asarray(_noise(many, 33))[4], base)
+    np.testing.assert_array_equal(np.asarray(_noise(many, 50))[4, :33], base)
 
 
 def test_step_may_be_traced():
@@ -117,10 +131,10 @@ def test_step_may_be_traced():
     np.testing.assert_array_equal(jax.random.key_data(eager), jax.random.key_data(traced))
 
 
-@pytest.mark.parametrize("config", FILTERS, ids=str)
+@pytest.mark.parametrize("config", [FILTERS[0], FILTERS[1], FILTERS[7]], ids=str)
 def test_logprob_is_under_the_distribution_sampled_from(config):
     logits = _logits(64, 37)
-    tokens, logprobs = sample_tokens(jnp.asarray(logits), _keys(64), SamplerConfig(**config))
+    tokens, logprobs = _sample(logits, _keys(64), SamplerConfig(**config))
     assert logprobs.dtype == jnp.float32 and tokens.dtype == jnp.int32
     expected = [np.log(distribution(row, **config)[token]) for row, token in zip(logits, np.asarray(tokens), strict=True)]
     np.testing.assert_allclose(np.asarray(logprobs), expected, atol=2e-6)
@@ -129,7 +143,7 @@ def test_logprob_is_under_the_distribution_sampled_from(config):
 def test_greedy_takes_the_argmax_and_reports_the_unfiltered_softmax():
     logits = _logits(32, 37)
     logits[0, 5] = logits[0, 9] = 50.0
-    tokens, logprobs = sample_tokens(jnp.asarray(logits), _keys(32), SamplerConfig(temperature=0))
+    tokens, logprobs = _sample(logits, _keys(32), SamplerConfig(temperature=0))
     np.testing.assert_array_equal(np.asarray(tokens), logits.argmax(-1))
     expected = [np.log(distribution(row).max()) for row in logits]
     np.testing.assert_allclose(np.asarray(logprobs), expected, atol=2e-6)
@@ -137,14 +151,14 @@ def test_greedy_takes_the_argmax_and_reports_the_unfiltered_softmax():
 
 def test_bfloat16_logits_are_scored_in_float32():
     logits = jnp.asarray(_logits(8, 37), jnp.bfloat16)
-    _, logprobs = sample_tokens(logits, _keys(8), SamplerConfig(temperature=0.9))
-    _, expected = sample_tokens(logits.astype(jnp.float32), _keys(8), SamplerConfig(temperature=0.9))
+    _, logprobs = _sample(logits, _keys(8), SamplerConfig(temperature=0.9))
+    _, expected = _sample(logits.astype(jnp.float32), _keys(8), SamplerConfig(temperature=0.9))
     np.testing.assert_array_equal(np.asarray(logprobs), np.asarray(expected))
 
 
 def test_nan_logits_give_a_nan_logprob_and_a_valid_token():
     logits = jnp.asarray(_logits(2, 37)).at[1, 4].set(jnp.nan)
-    tokens, logprobs = sample_tokens(logits, _keys(2), SamplerConfig())
+    tokens, logprobs = _sample(logits, _keys(2), SamplerConfig())
     assert 0 <= int(tokens[1]) < 37
     assert np.isfinite(logprobs[0]) and np.isnan(logprobs[1])
 

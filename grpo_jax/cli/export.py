@@ -1,0 +1,95 @@
+"""`grpo export RUN_DIR --output DIR`: the parameters of a run, alone, as a checkpoint that loads without training code."""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo_jax.checkpoint import CheckpointError, RunCheckpoints, export_params
+from grpo_jax.cli.train import FAILED, FINISHED, REFUSED
+from grpo_jax.data import Tokenizer
+from grpo_jax.training import configfile
+from grpo_jax.training.config import RunConfig
+from grpo_jax.training.experiment import Experiment, build_experiment
+from grpo_jax.training.position import Position
+from grpo_jax.training.run_directory import RunDirectory
+from grpo_jax.training.schema import ConfigError
+from grpo_jax.training.state import abstract_state
+from grpo_jax.types import Params
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exports; returns the exit status: 0 done, 1 failed, 2 not given what it needs."""
+    arguments = _parser().parse_args(argv)
+    try:
+        folder, step = export(arguments.run_dir, arguments.output, step=arguments.step)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return REFUSED
+    except (CheckpointError, FileNotFoundError, FileExistsError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    print(f"parameters of step {step} written to {folder}; grpo_jax.checkpoint.load_exported reads them")
+    return FINISHED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="grpo export", description=__doc__, allow_abbrev=False)
+    parser.add_argument("run_dir", type=Path, help="the directory of the run")
+    parser.add_argument("--output", type=Path, required=True, help="the folder to write; one without an export in it")
+    parser.add_argument("--step", type=int, help="the total step of the checkpoint; the latest by default")
+    return parser
+
+
+def export(run_dir: Path, output: Path, *, step: int | None = None) -> tuple[Path, int]:
+    """Writes the parameters of a run's checkpoint to `output`; returns the folder and the step.
+
+    Args:
+        run_dir: the run's directory. A training may be writing to it meanwhile.
+        output: the folder to write.
+        step: the checkpoint's total step; None takes the latest.
+
+    Raises:
+        ConfigError: there is no run in `run_dir`.
+        FileNotFoundError: the run has no such checkpoint.
+        FileExistsError: `output` holds an export.
+        CheckpointError: the checkpoint cannot be read, or is not of the run's configuration.
+    """
+    directory = RunDirectory(path=run_dir)
+    experiment = _experiment(configfile.load(directory.config))
+    with RunCheckpoints(directory.checkpoints, read_only=True) as checkpoints:
+        position = Position.from_json(checkpoints.read_host(step))
+        restored = checkpoints.restore(_saved_arrays(experiment, position), step)
+    params: Params = restored.state["train"].params
+    document = _tokenizer_document(experiment.config, experiment.tokenizer)
+    return export_params(params, experiment.model, output, tokenizer=document), restored.step
+
+
+def _experiment(config: RunConfig) -> Experiment:
+    """The run's model and tokenizer, on one device. Problems are not needed, and their file may be elsewhere by now."""
+    data = dataclasses.replace(config.data, task="arithmetic", path=None, heldout_path=None, options={})
+    return build_experiment(dataclasses.replace(config, mesh="1", data=data))
+
+
+def _saved_arrays(experiment: Experiment, position: Position) -> dict[str, Any]:
+    """What a checkpoint at this position holds."""
+    grpo = experiment.config.grpo
+    train = abstract_state(experiment.sft_step_config if position.phase == "sft" else experiment.grpo_step_config)
+    has_reference = position.phase == "grpo" and grpo.kl_coef > 0 and grpo.steps > 0
+    return {"train": train} | ({"reference": train.params} if has_reference else {})
+
+
+def _tokenizer_document(config: RunConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "name": tokenizer.name,
+        "fingerprint": tokenizer.fingerprint(),
+        "eos_ids": list(tokenizer.eos_ids),
+        "pretrained": None if config.pretrained is None else config.pretrained.path,
+        **dataclasses.asdict(config.data.tokenizer),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

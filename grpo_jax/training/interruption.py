@@ -1,0 +1,42 @@
+"""SIGTERM and Ctrl-C as a request to stop after the current step, so that the state can be saved first."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import types
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Interruption:
+    """While entered, the first SIGTERM or SIGINT sets `requested`; a second one acts as it does without this.
+
+    Handlers belong to a process's main thread: entered in another, it asks for nothing and `requested` stays None.
+
+    Attributes:
+      requested: the signal that asked to stop, or None.
+    """
+
+    def __init__(self) -> None:
+        self.requested: signal.Signals | None = None
+        self._before: dict[int, object] = {}
+
+    def _ask(self, number: int, frame: types.FrameType | None) -> None:
+        self.requested = signal.Signals(number)
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._before = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._ask) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: types.TracebackType | None
+    ) -> None:
+        self._restore()

@@ -1,0 +1,276 @@
+"""The training loop: SFT, test, GRPO, test; checkpoints, log and progress on the way; resumable at every step.
+
+Everything that a step draws is keyed by the seed and the step, so a run's whole state is its arrays and its `Position`.
+A run killed at any moment goes on from its last checkpoint and ends with the parameters that it would have had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax
+
+from grpo_jax.checkpoint import RunCheckpoints
+from grpo_jax.data import advance
+from grpo_jax.evaluation.scores import Scores, from_record, to_metrics
+from grpo_jax.parallel import ensure_devices
+from grpo_jax.training.compile_clock import CompileClock
+from grpo_jax.training.config import RunConfig
+from grpo_jax.training.experiment import Experiment, build_experiment
+from grpo_jax.training.grpo import grpo_iteration, read_samples
+from grpo_jax.training.interruption import Interruption
+from grpo_jax.training.metrics_log import MetricsLog
+from grpo_jax.training.phase_clock import PhaseClock
+from grpo_jax.training.plots import write_plots
+from grpo_jax.training.position import Position
+from grpo_jax.training.progress import Progress
+from grpo_jax.training.rules import check
+from grpo_jax.training.run_directory import RunDirectory, open_run
+from grpo_jax.training.samples import write_samples
+from grpo_jax.training.schema import ConfigError
+from grpo_jax.training.sft import grpo_seed, sft_batch, sft_seed
+from grpo_jax.training.state import TrainState, abstract_state
+from grpo_jax.training.steps import sft_step
+from grpo_jax.training.summary import Status, Summary, summarize
+from grpo_jax.types import Params
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop; its state is saved. The message says how to go on."""
+
+
+def train(config: RunConfig, *, resume: bool = False) -> Summary:
+    """Runs what `config` describes in its run directory; returns what summary.json holds.
+
+    Args:
+      config: the run.
+      resume: go on with the run in `config.run_dir` rather than begin one.
+
+    Raises:
+      ConfigError: the run cannot be begun or resumed as configured.
+      CheckpointError: a checkpoint cannot be written or read; what was saved before is intact.
+      Interrupted: SIGTERM or Ctrl-C; the state was saved first.
+    """
+    check(config)
+    note = ensure_devices(config.mesh_shape)
+    experiment = build_experiment(config)
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(open_run(config, resume=resume))
+        progress = stack.enter_context(Progress())
+        interruption = stack.enter_context(Interruption())
+        compiles = stack.enter_context(CompileClock())
+        checkpoints = stack.enter_context(RunCheckpoints(directory.checkpoints, keep=config.checkpoint.keep))
+        if note:
+            progress.note(note)
+        run = _Run(experiment, directory, progress, checkpoints, interruption, compiles)
+        stack.callback(run.close)
+        try:
+            run.go_on()
+        finally:
+            status: Status = "finished" if run.finished else "interrupted"
+            summary = summarize(config, run.log.records(), status=status, parameters=run.parameters)
+            summary.write(directory.summary)
+            if config.logging.plots:
+                write_plots(directory.plots, run.log.records())
+        progress.results(run.scores(0), run.scores(config.grpo.steps) if config.grpo.steps else None)
+        return summary
+
+
+class _Run:
+    """A run in progress: its arrays, its position, and where it writes."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        directory: RunDirectory,
+        progress: Progress,
+        checkpoints: RunCheckpoints,
+        interruption: Interruption,
+        compiles: CompileClock,
+    ) -> None:
+        self.experiment, self.config = experiment, experiment.config
+        self.directory, self.progress, self.checkpoints = directory, progress, checkpoints
+        self.interruption, self.compiles = interruption, compiles
+        self.reference: Params | None = None
+        self.finished = False
+        self._restore()
+        self.log = MetricsLog(
+            directory.metrics,
+            tensorboard=directory.tensorboard if self.config.logging.tensorboard else None,
+            keep_through=self.total_step if checkpoints.latest_step() is not None else None,
+        )
+
+    @property
+    def total_step(self) -> int:
+        """Steps of both phases done; what checkpoints are numbered by."""
+        return self.position.step + (self.config.sft.steps if self.position.phase == "grpo" else 0)
+
+    @property
+    def parameters(self) -> int:
+        """Number of the model's parameters."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
+
+    def close(self) -> None:
+        self.log.close()
+
+    def go_on(self) -> None:
+        """From wherever the run stands to its end."""
+        config = self.config
+        if self.position.phase == "sft":
+            self._train_sft()
+            self._begin_grpo()
+        self._test("evaluation", 0)
+        if config.grpo.steps:
+            self._train_grpo()
+            self._test("evaluation", config.grpo.steps)
+        if self.checkpoints.latest_step() != self.total_step:
+            self._save()
+        self.checkpoints.wait()
+        self.finished = True
+
+    def scores(self, step: int, phase: Literal["sft_evaluation", "evaluation"] = "evaluation") -> Scores | None:
+        """The test after so many steps of its phase, or None if it was not made."""
+        for record in reversed(self.log.records(phase)):
+            if record["step"] == step:
+                return from_record(record)
+        return None
+
+    # State
+
+    def _start(self, phase: Any) -> Position:
+        return Position.start(phase, self.experiment.task.stages, self.experiment.tokenizer.fingerprint())
+
+    def _restore(self) -> None:
+        """The arrays and the position of the last checkpoint, or those of the beginning."""
+        experiment, config = self.experiment, self.config
+        if self.checkpoints.latest_step() is None:
+            self.state = TrainState.create(experiment.initial_params(), experiment.sft_step_config)
+            self.position = self._start("sft")
+            if config.sft.steps == 0:
+                self._begin_grpo()
+            return
+        position = Position.from_json(self.checkpoints.read_host())
+        if position.tokenizer != experiment.tokenizer.fingerprint():
+            raise ConfigError(
+                "data.tokenizer is another one than the checkpoint's parameters were trained with: its file has changed "
+                "since. Restore the file, or begin a new run with another --run_dir"
+            )
+        step_config = experiment.sft_step_config if position.phase == "sft" else experiment.grpo_step_config
+        abstract = abstract_state(step_config)
+        wanted = {"train": abstract}
+        if position.phase == "grpo" and self._needs_reference:
+            wanted["reference"] = abstract.params
+        restored = self.checkpoints.restore(wanted).state
+        self.state, self.reference, self.position = restored["train"], restored.get("reference"), position
+
+    @property
+    def _needs_reference(self) -> bool:
+        return self.config.grpo.kl_coef > 0 and self.config.grpo.steps > 0
+
+    def _begin_grpo(self) -> None:
+        """A new optimizer for the policy, and a frozen copy of it as the reference."""
+        params = self.state.params
+        if self._needs_reference:
+            # A copy of its own: the step donates the policy's buffers.
+            self.reference = jax.tree.map(lambda leaf: leaf.copy(), params)
+        self.state = TrainState.create(params, self.experiment.grpo_step_config)
+        self.position = self._start("grpo")
+
+    def _save(self) -> None:
+        arrays = {"train": self.state}
+        if self.position.phase == "grpo" and self._needs_reference:
+            arrays["reference"] = self.reference
+        self.checkpoints.save(self.total_step, arrays, self.position.to_json())
+
+    def _after_step(self) -> None:
+        """Saves when it is time to; stops when a signal asked for it."""
+        every = self.config.checkpoint.every
+        due = every > 0 and self.total_step % every == 0
+        stop = self.interruption.requested
+        if due or stop:
+            self._save()
+        if stop:
+            self.checkpoints.wait()
+            raise Interrupted(
+                f"stopped by {stop.name} after step {self.total_step}, which is saved. Go on with --resume "
+                f"(--run_dir {self.config.run_dir})"
+            )
+
+    # Phases
+
+    def _train_sft(self) -> None:
+        config, experiment = self.config, self.experiment
+        self.progress.begin("sft", config.sft.steps, self.position.step)
+        batch = sft_batch(experiment, self.position.curriculum, self.position.step)
+        while self.position.step < config.sft.steps:
+            clock = PhaseClock(self.compiles)
+            with clock("sft") as results:
+                self.state, metrics = sft_step(self.state, batch)
+                # The next batch is made while the device works on this one.
+                batch = sft_batch(experiment, self.position.curriculum, self.position.step + 1)
+                results.append(metrics)
+            self.position = self.position.after_step()
+            step = self.position.step
+            metrics = jax.device_get(metrics) | clock.metrics()
+            metrics["tokens_per_second"] = metrics["tokens"] / clock.seconds["sft"]
+            self.progress.step(step, self.log.write("sft", step, self.total_step, metrics))
+            every = config.evaluation.sft_every
+            if every and step % every == 0:
+                scores = self._test("sft_evaluation", step)
+                accuracy = {stage: score.sampled_accuracy for stage, score in scores.items()}
+                if self._advance(accuracy, config.sft.rows, sft_seed(config.seed)):
+                    batch = sft_batch(experiment, self.position.curriculum, step)
+            self._after_step()
+        self.progress.end()
+
+    def _train_grpo(self) -> None:
+        config, experiment = self.config, self.experiment
+        self.progress.begin("grpo", config.grpo.steps, self.position.step)
+        while self.position.step < config.grpo.steps:
+            clock = PhaseClock(self.compiles)
+            self.state, outcome = grpo_iteration(
+                experiment, self.state, self.reference, self.position.curriculum, self.position.step, clock
+            )
+            self.position = self.position.after_step()
+            self._advance(outcome.stage_accuracy, config.grpo.prompts, grpo_seed(config.seed))
+            step = self.position.step
+            metrics = jax.device_get(outcome.metrics) | clock.metrics()
+            working = sum(seconds for phase, seconds in clock.seconds.items() if phase != "compile")
+            metrics["tokens_per_second"] = metrics["completion_tokens"] / working
+            record = self.log.write("grpo", step, self.total_step, metrics)
+            self.progress.step(step, record)
+            every = config.logging.samples_every
+            if every and (step % every == 0 or step == 1):
+                samples = read_samples(experiment, outcome, config.logging.samples_groups)
+                write_samples(self.directory.samples, step, samples)
+            every = config.evaluation.every
+            if every and step % every == 0 and step < config.grpo.steps:
+                self._test("evaluation", step)
+            self._after_step()
+        self.progress.end()
+
+    def _advance(self, accuracy: Mapping[str, float], problems_per_step: int, seed: int) -> bool:
+        """Moves the curriculum on where the accuracy of its current stage says so; whether it did."""
+        position = self.position
+        draws = position.step * problems_per_step
+        curriculum = advance(self.config.data.curriculum, position.curriculum, accuracy, draws, seed)
+        if curriculum is position.curriculum:
+            return False
+        self.progress.note(f"curriculum: stage {self.experiment.task.stages[curriculum['level']]} begins")
+        self.position = position.with_curriculum(curriculum)
+        return True
+
+    def _test(self, phase: Literal["sft_evaluation", "evaluation"], step: int) -> Scores:
+        """The held-out test after `step` steps of SFT or GRPO; taken from the log if it was made before an interruption."""
+        if (scores := self.scores(step, phase)) is not None:
+            return scores
+        clock = PhaseClock(self.compiles)
+        with clock("evaluation"):
+            scores = self.experiment.heldout_test.run(self.experiment.model, self.state.params, step)
+        self.log.write(phase, step, self.total_step, to_metrics(scores) | clock.metrics())
+        trained = "SFT" if phase == "sft_evaluation" else "GRPO"
+        title = "held-out test before GRPO" if step == 0 else f"held-out test after {trained} step {step}"
+        self.progress.tested(title, scores)
+        return scores

@@ -1,0 +1,49 @@
+"""Where a run stands, apart from its arrays: what a checkpoint keeps as JSON and a resumed run goes on from."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, Self
+
+from grpo_jax.data import CurriculumState, initial_state
+
+TrainingPhase = Literal["sft", "grpo"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Position:
+    """A point between two steps.
+
+    Attributes:
+      phase: the phase that goes on here.
+      step: steps of that phase done.
+      curriculum: the curriculum's state in that phase.
+      tokenizer: fingerprint of the tokenizer that the parameters were trained with.
+    """
+
+    phase: TrainingPhase
+    step: int
+    curriculum: CurriculumState
+    tokenizer: str
+
+    @classmethod
+    def start(cls, phase: TrainingPhase, stages: tuple[str, ...], tokenizer: str) -> Self:
+        """The beginning of a phase."""
+        return cls(phase=phase, step=0, curriculum=initial_state(stages), tokenizer=tokenizer)
+
+    def after_step(self) -> Self:
+        """One step further."""
+        return dataclasses.replace(self, step=self.step + 1)
+
+    def with_curriculum(self, curriculum: CurriculumState) -> Self:
+        """The same point with the curriculum moved on."""
+        return dataclasses.replace(self, curriculum=curriculum)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON document that `from_json` reads back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Self:
+        """The position that `to_json` wrote."""
+        return cls(**document)

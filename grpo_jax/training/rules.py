@@ -1,0 +1,171 @@
+"""The rules that span the sections of a run's configuration: what each section alone cannot know to be impossible."""
+
+import difflib
+
+from grpo_jax.data import TASKS, CurriculumConfig
+from grpo_jax.model import check_divisible
+from grpo_jax.training.config import RunConfig, TokenizerConfig
+from grpo_jax.training.schema import ConfigError
+
+# The tasks of grpo_jax.data.TASKS that read data.path.
+FILE_TASKS = ("gsm8k", "jsonl")
+
+
+def check(config: RunConfig) -> None:
+    """Raises ConfigError for the first combination of sections that cannot be run.
+
+    Needs no device: whether the machine has the mesh's devices is `grpo_jax.parallel.ensure_devices`' to say, and what
+    depends on the vocabulary is checked when the tokenizer is known.
+    """
+    for rule in _RULES:
+        rule(config)
+
+
+def check_vocabulary(config: RunConfig, vocab_size: int) -> None:
+    """Raises ConfigError where the model's embedding has no row for some id of the tokenizer.
+
+    Args:
+        config: the run.
+        vocab_size: the tokenizer's largest id + 1.
+    """
+    if config.model is not None:
+        _refuse_unless(
+            config.model.vocab_size >= vocab_size,
+            f"model.vocab_size is {config.model.vocab_size}, but it must be at least {vocab_size}, the number of the "
+            "tokenizer's ids. It may be larger, so that the mesh divides it",
+        )
+
+
+def _refuse_unless(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+def _check_model(config: RunConfig) -> None:
+    _refuse_unless(
+        config.model is not None or config.pretrained is not None,
+        "model and pretrained are both null, but a run needs one of them. Describe an architecture under model, "
+        "or give pretrained.path; configs/ has an example of each (--config configs/FILE.yaml)",
+    )
+    _refuse_unless(
+        config.model is None or config.pretrained is None,
+        "model and pretrained are both given, but a pretrained file brings its own architecture. "
+        "Set one of the two to null (--model null or --pretrained null)",
+    )
+    _refuse_unless(
+        config.pretrained is None or config.data.tokenizer == TokenizerConfig(),
+        f"data.tokenizer is {config.data.tokenizer}, but pretrained.path brings the tokenizer that its embeddings were "
+        "trained with. Leave the section data.tokenizer out",
+    )
+    if config.model is not None:
+        try:
+            check_divisible(config.model, config.mesh_shape)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+
+def _check_data(config: RunConfig) -> None:
+    data = config.data
+    if data.task not in TASKS and ":" not in data.task:
+        near = difflib.get_close_matches(data.task, TASKS, 1)
+        raise ConfigError(
+            f"data.task is {data.task!r}, but it must be one of {', '.join(TASKS)}, or a dotted path like "
+            f"package.module:factory" + (f". Did you mean {near[0]}?" if near else "")
+        )
+    _refuse_unless(
+        data.task not in FILE_TASKS or data.path is not None,
+        f"data.path is null, but the task {data.task} reads its problems from a file. Give it with --data.path FILE",
+    )
+    _refuse_unless(
+        data.task != "arithmetic" or data.path is None,
+        f"data.path is {data.path!r}, but the task arithmetic generates its problems and reads no file. Leave it out, or "
+        f"set data.task to one of {', '.join(FILE_TASKS)}",
+    )
+    _refuse_unless(
+        data.task == "arithmetic"
+        or config.pretrained is not None
+        or data.tokenizer.path is not None
+        or data.tokenizer.alphabet is not None,
+        f"data.tokenizer.alphabet is null, but the alphabet of the task arithmetic need not hold the characters of "
+        f"{data.task}. Give data.tokenizer.alphabet, or data.tokenizer.path with data.tokenizer.eos",
+    )
+    if data.curriculum.mode == "mixed":
+        default = CurriculumConfig()
+        for name, value, idle in (
+            ("advance_at", data.curriculum.advance_at, default.advance_at),
+            ("replay", data.curriculum.replay, default.replay),
+        ):
+            _refuse_unless(
+                value == idle,
+                f"data.curriculum.{name} is {value!r}, but it has no effect with data.curriculum.mode mixed: only a "
+                f"sequential curriculum advances. Leave it out, or set the mode to sequential",
+            )
+
+
+def _check_curriculum(config: RunConfig) -> None:
+    _refuse_unless(
+        config.data.curriculum.mode != "sequential" or config.sft.steps == 0 or config.evaluation.sft_every > 0,
+        "evaluation.sft_every is 0, but SFT with a sequential curriculum advances on the tests that it asks for. Set it "
+        "to the number of SFT steps between two tests, or data.curriculum.mode to mixed",
+    )
+
+
+def _check_phases(config: RunConfig) -> None:
+    _refuse_unless(
+        config.sft.steps + config.grpo.steps > 0,
+        "sft.steps and grpo.steps are both 0, so nothing would be trained. Set at least one above 0",
+    )
+    for section, steps, optimizer in (
+        ("sft", config.sft.steps, config.sft.optimizer),
+        ("grpo", config.grpo.steps * config.grpo.updates_per_rollout, config.grpo.optimizer),
+    ):
+        _refuse_unless(
+            steps == 0 or optimizer.warmup_steps <= steps,
+            f"{section}.optimizer.warmup_steps is {optimizer.warmup_steps}, but it must be at most the phase's "
+            f"{steps} updates: the learning rate would never reach its peak. Lower it or raise {section}.steps",
+        )
+
+
+def _check_sampling(config: RunConfig) -> None:
+    _refuse_unless(
+        config.grpo.steps == 0 or config.rollout.sampler.temperature > 0,
+        "rollout.sampler.temperature is 0, but it must be above 0 for GRPO: greedy completions of one prompt are all "
+        "the same, so every advantage would be 0",
+    )
+    _refuse_unless(
+        config.evaluation.sampler.temperature > 0,
+        "evaluation.sampler.temperature is 0, but it must be above 0: it is the sampled accuracy's, and greedy "
+        "decoding is tested besides it in any case",
+    )
+
+
+def _check_rows(config: RunConfig) -> None:
+    evaluation = config.evaluation
+    _refuse_unless(
+        evaluation.rows % evaluation.samples == 0,
+        f"evaluation.rows is {evaluation.rows}, but it must be divisible by evaluation.samples, {evaluation.samples}: "
+        f"the samples of a problem are drawn at once. The nearest that fit are "
+        f"{_neighbours(evaluation.rows, evaluation.samples)}",
+    )
+    shards = config.mesh_shape.row_shards
+    for phase, steps, rows, name, microbatches in (
+        ("sft", config.sft.steps, config.sft.rows, "sft.rows", config.sft.microbatches),
+        ("grpo", config.grpo.steps, config.grpo.rows, "grpo.prompts × grpo.group_size", config.grpo.microbatches),
+        ("evaluation", 1, config.evaluation.rows, "evaluation.rows", 1),
+    ):
+        parts = microbatches * shards
+        of_microbatches = f"{phase}.microbatches {microbatches} × " if phase != "evaluation" else ""
+        _refuse_unless(
+            steps == 0 or rows % parts == 0,
+            f"{name} is {rows}, but it must be divisible by {parts} ({of_microbatches}the {shards} row shards of mesh "
+            f"{config.mesh!r}): every device takes equally many rows. The nearest that fit are "
+            f"{_neighbours(rows, parts)}",
+        )
+
+
+def _neighbours(rows: int, parts: int) -> str:
+    below = rows // parts * parts
+    return " and ".join(str(value) for value in (below, below + parts) if value > 0)
+
+
+_RULES = (_check_curriculum, _check_model, _check_data, _check_phases, _check_sampling, _check_rows)

@@ -1,0 +1,270 @@
+"""Rollouts of tiny models: what a row's tokens may depend on, how rows end, and whose log-probs are returned."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax.generation import END_EOS, END_LENGTH, SamplerConfig, rollout, row_keys
+from grpo_jax.model import (
+    GQAConfig,
+    MLAConfig,
+    ModelConfig,
+    hidden_states,
+    init_params,
+    param_axes,
+    unembedding,
+)
+from grpo_jax.parallel import MeshShape, make_mesh, shard_tree
+from tests.oracles.sampling import distribution
+
+VOCAB = 16
+MLA = ModelConfig(
+    vocab_size=VOCAB,
+    num_layers=2,
+    embed_dim=16,
+    mlp_dim=32,
+    mla=MLAConfig(num_heads=2, kv_rank=8, nope_dim=8, rope_dim=4, value_dim=8),
+    # Wide enough that logits differ by several nats.
+    initializer_range=0.5,
+)
+GQA = ModelConfig(
+    vocab_size=VOCAB,
+    num_layers=2,
+    embed_dim=16,
+    mlp_dim=32,
+    gqa=GQAConfig(num_heads=2, num_kv_heads=1, head_dim=8),
+    tie_embeddings=False,
+    initializer_range=0.5,
+)
+STOPS = (3, 7)
+PAD = STOPS[0]
+WIDTH, COMPLETION = 6, 24
+FILTERED = SamplerConfig(temperature=0.8, top_k=9, top_p=0.95, min_p=0.01)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return {config: init_params(config, jax.random.key(1)) for config in (MLA, GQA)}
+
+
+def _prompts():
+    """Eight prompts of 1 to 6 tokens, padded with a stop id; rows 0 and 1 are alike, row 2 contains stop ids."""
+    lengths = np.array([4, 4, 6, 1, 2, 6, 3, 5])
+    prompts = np.random.default_rng(0).integers(8, VOCAB, (8, WIDTH))
+    prompts[1] = prompts[0]
+    prompts[2, 2:4] = STOPS
+    return np.where(np.arange(WIDTH) < lengths[:, None], prompts, PAD), lengths
+
+
+def _sample(params, config=MLA, rows=slice(None), *, step=0, seed=0, pad=PAD, **options):
+    prompts, lengths = _prompts()
+    prompts = np.where(np.arange(WIDTH) < lengths[:, None], prompts, pad)
+    defaults = {"max_completion": COMPLETION, "sampler": SamplerConfig(), "stop_ids": STOPS}
+    keys = row_keys(seed, step, jnp.arange(8))[rows]
+    return jax.device_get(rollout(config, params[config], prompts[rows], lengths[rows], keys, **defaults | options))
+
+
+@pytest.fixture(scope="module")
+def base(params):
+    return _sample(params)
+
+
+def _completions(result):
+    return [row[p:n].tolist() for row, p, n in zip(result.tokens, result.prompt_lengths, result.lengths, strict=True)]
+
+
+@partial(jax.jit, static_argnums=0)
+def _full_logits(config, params, tokens):
+    return hidden_states(config, params, tokens).astype(jnp.float32) @ unembedding(config, params).astype(jnp.float32)
+
+
+def _expected_logprobs(result, config, params, **filters):
+    logits = np.asarray(_full_logits(config, params, result.tokens))
+    expected = np.zeros(result.tokens.shape)
+    for row, (start, end) in enumerate(zip(result.prompt_lengths, result.lengths, strict=True)):
+        for t in range(start, end):
+            expected[row, t] = np.log(distribution(logits[row, t - 1], **filters)[result.tokens[row, t]])
+    return expected
+
+
+@pytest.mark.parametrize(
+    ("config", "filters"),
+    [(MLA, {}), (MLA, {"temperature": 0.8, "top_k": 9, "top_p": 0.95, "min_p": 0.01}), (GQA, {"temperature": 1.2})],
+    ids=["mla", "mla-filtered", "gqa"],
+)
+def test_logprobs_match_full_forward_of_the_sampled_rows(params, config, filters):
+    result = _sample(params, config, sampler=SamplerConfig(**filters))
+    expected = _expected_logprobs(result, config, params[config], **filters)
+    np.testing.assert_allclose(result.logprobs, expected, atol=1e-5)
+    completion_tokens = (result.lengths - result.prompt_lengths).sum()
+    assert (expected != 0).sum() > 0.9 * completion_tokens > 20
+
+
+def test_bfloat16_logprobs_are_near_those_of_the_full_forward(params):
+    config = ModelConfig(**{**vars(MLA), "compute_dtype": "bfloat16", "initializer_range": 0.1})
+    params = {config: init_params(config, jax.random.key(1))}
+    result = _sample(params, config)
+    assert result.logprobs.dtype == np.float32
+    np.testing.assert_allclose(result.logprobs, _expected_logprobs(result, config, params[config]), atol=0.03)
+
+
+def test_greedy_is_the_argmax_of_the_full_forward(params):
+    result = _sample(params, sampler=SamplerConfig(temperature=0))
+    logits = np.asarray(_full_logits(MLA, params[MLA], result.tokens))
+    for row, (start, end) in enumerate(zip(result.prompt_lengths, result.lengths, strict=True)):
+        np.testing.assert_array_equal(result.tokens[row, start:end], logits[row, start - 1 : end - 1].argmax(-1))
+    np.testing.assert_allclose(result.logprobs, _expected_logprobs(result, MLA, params[MLA]), atol=1e-5)
+
+
+def test_a_row_is_prompt_completion_and_zeros(base):
+    prompts, lengths = _prompts()
+    assert base.tokens.shape == base.logprobs.shape == (8, WIDTH + COMPLETION)
+    np.testing.assert_array_equal(base.prompt_lengths, lengths)
+    for row in range(8):
+        start, end = lengths[row], base.lengths[row]
+        assert start < end <= start + COMPLETION
+        np.testing.assert_array_equal(base.tokens[row, :start], prompts[row, :start])
+        np.testing.assert_array_equal(base.tokens[row, end:], 0)
+        np.testing.assert_array_equal(base.logprobs[row, :start], 0)
+        np.testing.assert_array_equal(base.logprobs[row, end:], 0)
+        assert (base.logprobs[row, start:end] < 0).all()
+
+
+def test_a_stop_id_ends_its_row_and_belongs_to_it(base):
+    completions = _completions(base)
+    assert {completion[-1] for completion in completions} == set(STOPS)
+    assert not any(token in STOPS for completion in completions for token in completion[:-1])
+    assert (base.ends == END_EOS).all() and base.ends.dtype == np.int8
+    assert min(map(len, completions)) < max(map(len, completions)) < COMPLETION
+
+
+def test_loop_stops_with_the_last_row(base):
+    assert base.steps == max(map(len, _completions(base))) - 1
+
+
+def test_all_rows_stopped_by_the_prefill_take_no_decode_step(params):
+    result = _sample(params, stop_ids=tuple(range(VOCAB)))
+    assert result.steps == 0
+    np.testing.assert_array_equal(result.lengths, result.prompt_lengths + 1)
+
+
+def test_rows_cut_by_the_limit_say_so_and_share_their_prefix_with_longer_ones(params, base):
+    result = _sample(params, max_completion=3)
+    long, short = _completions(base), _completions(result)
+    assert short == [completion[:3] for completion in long]
+    np.testing.assert_array_equal(result.ends, [END_EOS if len(c) <= 3 else END_LENGTH for c in long])
+    assert set(result.ends.tolist()) == {END_EOS, END_LENGTH}
+    assert 3 in map(len, long), "no row stops at the very limit: choose another seed"
+
+
+def test_without_stop_ids_every_row_is_full_length(params):
+    result = _sample(params, stop_ids=(), max_completion=5)
+    np.testing.assert_array_equal(result.lengths, result.prompt_lengths + 5)
+    np.testing.assert_array_equal(result.ends, END_LENGTH)
+    assert result.steps == 4
+
+
+def test_same_seed_repeats_bit_for_bit(params, base):
+    jax.tree.map(np.testing.assert_array_equal, _sample(params), base)
+
+
+def test_rows_of_one_prompt_differ_and_so_do_steps_and_seeds(params, base):
+    completions = _completions(base)
+    assert completions[0] != completions[1]
+    assert _completions(_sample(params, step=1)) != completions
+    assert _completions(_sample(params, seed=1)) != completions
+
+
+def test_new_prompts_keys_and_parameters_do_not_recompile(params, base):
+    compiled = []
+
+    def listener(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    keys = [row_keys(0, step, jnp.arange(8)) for step in range(3)]
+    prompts, lengths = _prompts()
+    other = jax.tree.map(lambda x: x * 0.5, params[MLA])
+    jax.block_until_ready((keys, other))
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        jax.jit(lambda x: x + 1)(1.0)
+        assert len(compiled) == 1, "the listener does not see compilations"
+        for key, weights, shift in zip(keys, (params[MLA], other, other), (0, 1, 2), strict=True):
+            options = {"max_completion": COMPLETION, "sampler": SamplerConfig(), "stop_ids": STOPS}
+            rollout(MLA, weights, np.roll(prompts, shift, 0), np.roll(lengths, shift), key, **options)
+        assert len(compiled) == 1
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)
+
+
+def test_a_row_alone_draws_the_tokens_it_draws_in_a_batch(params, base):
+    """Also: what the batch goes on drawing after a row has stopped does not change that row."""
+    for row in (1, 2, 3):
+        alone = _sample(params, rows=slice(row, row + 1))
+        assert _completions(alone) == [_completions(base)[row]]
+        np.testing.assert_allclose(alone.logprobs[0], base.logprobs[row], atol=1e-5)
+
+
+def test_order_and_padding_of_rows_change_nothing(params, base):
+    order = np.array([5, 0, 7, 3, 1, 6, 2, 4])
+    shuffled = _sample(params, rows=order, pad=11)
+    np.testing.assert_array_equal(shuffled.tokens, base.tokens[order])
+    np.testing.assert_allclose(shuffled.logprobs, base.logprobs[order], atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", ["data=2,fsdp=4", "data=2,fsdp=2,tensor=2"])
+def test_sharded_rollout_draws_the_same_tokens(params, base, shape):
+    mesh = make_mesh(MeshShape.parse(shape))
+    sharded = {MLA: shard_tree(params[MLA], mesh, param_axes(MLA))}
+    result = _sample(sharded, mesh=mesh)
+    np.testing.assert_array_equal(result.tokens, base.tokens)
+    np.testing.assert_array_equal(result.ends, base.ends)
+    np.testing.assert_allclose(result.logprobs, base.logprobs, atol=1e-5)
+    assert result.steps == base.steps
+
+
+def test_samples_of_one_prompt_equal_rows_that_repeat_it(params):
+    prompts, lengths = (x[[2, 3]] for x in _prompts())
+    keys = row_keys(0, 0, jnp.arange(8))
+    options = {"max_completion": COMPLETION, "sampler": FILTERED, "stop_ids": STOPS}
+    repeated = rollout(MLA, params[MLA], prompts.repeat(4, 0), lengths.repeat(4), keys, **options)
+    grouped = rollout(MLA, params[MLA], prompts, lengths, keys, samples_per_prompt=4, **options)
+    np.testing.assert_array_equal(grouped.tokens, repeated.tokens)
+    np.testing.assert_array_equal(grouped.prompt_lengths, repeated.prompt_lengths)
+    np.testing.assert_allclose(grouped.logprobs, repeated.logprobs, atol=1e-5)
+
+
+def test_rollout_traces_under_jit(params):
+    prompts, lengths = _prompts()
+
+    def call(params, prompts, lengths, step):
+        keys = row_keys(0, step, jnp.arange(8))
+        return rollout(MLA, params, prompts, lengths, keys, max_completion=4, sampler=FILTERED, stop_ids=STOPS)
+
+    shapes = jax.eval_shape(jax.jit(call), params[MLA], prompts, lengths, jnp.int32(0))
+    assert shapes.tokens.shape == (8, WIDTH + 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_completion": 0}, "max_completion=0"),
+        ({"samples_per_prompt": 0}, "samples_per_prompt=0"),
+        ({"samples_per_prompt": 2}, r"8 prompts x samples_per_prompt=2 take \(16,\)"),
+        ({"stop_ids": (3, VOCAB)}, r"\[16\] can never be drawn"),
+        ({"prompts": np.zeros((8, 6, 1), np.int32)}, r"\[P, T\]"),
+        ({"lengths": np.ones(7, np.int32)}, "there are 8 prompts"),
+        ({"lengths": np.array([0, 1, 2, 3, 4, 5, 6, 7])}, r"prompt lengths \[0, 7\]: each must be from 1 to 6"),
+    ],
+    ids=str,
+)
+def test_impossible_calls_are_refused_by_name(params, change, message):
+    prompts, lengths = _prompts()
+    options = {"max_completion": 4, "sampler": SamplerConfig(), "stop_ids": STOPS} | change
+    prompts, lengths = options.pop("prompts", prompts), options.pop("lengths", lengths)
+    with pytest.raises(ValueError, match=message):
+        rollout(MLA, params[MLA], prompts, lengths, row_keys(0, 0, jnp.arange(8)), **options)

@@ -1,0 +1,201 @@
+"""When an answer equals the reference: exactness, final form, and answers that try to cheat or to hang."""
+
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_jax.rewards import equal_final, equal_value
+from grpo_jax.rewards.equality import parse_number
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(-(10**30), 10**30), st.integers(-(10**30), 10**30))
+def test_integers_are_equal_exactly_when_they_are_the_same(left, right):
+    assert equal_final(str(left), str(right)) == (left == right)
+    assert equal_final(f"{left:,}", str(left))
+    assert not equal_final(str(left + 1), str(left))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.fractions(max_denominator=10**6))
+def test_a_fraction_equals_itself_in_plain_and_latex_notation(value):
+    if value.denominator == 1:
+        return
+    top, bottom = value.numerator, value.denominator
+    for text in (f"{top}/{bottom}", rf"\frac{{{top}}}{{{bottom}}}", rf"{'-' * (top < 0)}\dfrac{{{abs(top)}}}{{{bottom}}}"):
+        assert parse_number(text) == value
+        assert equal_final(text, f"{top}/{bottom}")
+    assert not equal_final(f"{top + 1}/{bottom}", f"{top}/{bottom}")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("007", 7),
+        ("-0", 0),
+        ("+5", 5),
+        ("1,234,567.50", Fraction(2469135, 2)),
+        (".5", Fraction(1, 2)),
+        ("5.", 5),
+        ("$18.00", 18),
+        ("-$3", -3),
+        ("50%", 50),
+        (r"50\%", 50),
+        ("−7", -7),
+        ("1 1/2", Fraction(3, 2)),
+        (r"-1\frac{1}{2}", Fraction(-3, 2)),
+        (r"\frac34", Fraction(3, 4)),
+        ("0.1000000000000000000000000000000000001", Fraction(10**36 + 1, 10**37)),
+    ],
+)
+def test_numbers_have_their_exact_value(text, value):
+    assert parse_number(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "-",
+        "1,23",
+        "1e5",
+        "1_000",
+        "0x10",
+        "12:30",
+        "1/0",
+        "10/2",
+        r"\frac{4}{2}",
+        "5 apples",
+        "inf",
+        "nan",
+        "٤٢",
+        "²",
+        "１２",
+    ],
+)
+def test_what_is_not_a_number_written_out_is_none(text):
+    assert parse_number(text) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference"),
+    [
+        ("0.5", "1/2"),
+        ("$42$", "42"),
+        ("42.", "42"),
+        (" 42\n", "42"),
+        (r"90^\circ", "90"),
+        (r"\text{Evelyn}", "Evelyn"),
+        ("x + 1", "1+x"),
+        ("(x+1)^2", "x^2+2x+1"),
+        (r"\frac{x^2-1}{x-1}", "x+1"),
+        (r"2\sqrt{3}", r"\sqrt{12}"),
+        (r"\frac{\sqrt{2}}{2}", "1/sqrt(2)"),
+        (r"\sqrt[3]{8}x", "2*x"),
+        (r"2\pi r", "2 r pi"),
+        ("x**2", "x^2"),
+        (r"\sin(x)^2 + \cos(x)^2 + y", "1+y"),
+        (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\pi/2)"),
+        (r"\{1, 2\}", r"\{2,1\}"),
+        ("2, 1", "1,2"),
+        ("[0, 1)", "[0,1.0)"),
+        ("((1,2),3)", "((1, 2), 3)"),
+    ],
+)
+def test_answers_that_are_right(answer, reference):
+    assert equal_final(answer, reference)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference"),
+    [
+        ("43", "42"),
+        ("0.333", "1/3"),
+        ("3.14159265358979323846264338327950288", r"\pi"),
+        ("x+2", "x+1"),
+        (r"\sqrt{x^2}", "x"),
+        (r"\ln(6)", r"\log(6)"),
+        ("act", "cat"),
+        ("(1,2)", "(2,1)"),
+        ("(0,1)", "[0,1]"),
+        ("1", "1,2"),
+        ("1,1", "1,2"),
+        ("1,2,2", "1,2"),
+        ("1,2", "1,2,2"),
+        (r"\{\}", r"\{1\}"),
+        ("1/0", "1/0+x-x"),
+        ("x = 5", "y = 5"),
+    ],
+)
+def test_answers_that_are_wrong(answer, reference):
+    assert not equal_final(answer, reference)
+
+
+@pytest.mark.parametrize("answer", ["12+34", "6*7+4", "(46)", "46+0", "92/2", r"\frac{92}{2}", "sqrt(2116)", "46^1", "--46"])
+def test_work_left_undone_does_not_equal_the_number_it_would_give(answer):
+    assert not equal_final(answer, "46")
+    assert equal_value(answer, "46")
+
+
+@pytest.mark.parametrize("text", ["1/2004!", "x = 5", "east", "f(g(h))", "a.b"])
+def test_what_cannot_be_parsed_equals_only_the_same_text(text):
+    assert equal_final(f" {text} ", text)
+    assert not equal_final(text + "!", text)
+    assert not equal_final("1/2006!", text)
+
+
+@pytest.mark.parametrize("reference", ["", " ", "42", "x"])
+@pytest.mark.parametrize("answer", ["", "  ", "$", "$$", ".", r"\left"])
+def test_an_empty_answer_equals_nothing_not_even_an_empty_reference(answer, reference):
+    assert not equal_final(answer, reference)
+
+
+HOSTILE = {
+    "power tower": "9**9**9**9",
+    "power tower in LaTeX": "9^{9^{9^9}}",
+    "chained powers": "((((9^64)^64)^64)^64)^64",
+    "hidden exponent": "2^(sqrt(4)*1000000000)",
+    "large symbolic expansion": "(a+b+c+d+f+g+h+j)^64",
+    "reciprocal of zero": "1/(x-x)",
+    "import": "__import__('os')",
+    "import and call": "__import__('os').system('touch hacked')",
+    "factorial": "factorial(10**9)",
+    "factorial sign": "10000000000!",
+    "attribute": "().__class__.__bases__",
+    "lambda": "lambda: 0",
+    "parentheses": "(" * 120 + "x" + ")" * 120,
+    "braces": "{" * 120 + "x" + "}" * 120,
+    "fractions": r"\frac{" * 40 + "1" + "}{2}" * 40,
+    "signs": "-" * 255 + "1",
+    "right powers": "^".join("2" * 120),
+    "a megabyte of digits": "9" * 2**20,
+    "a megabyte of brackets": "(" * 2**20,
+    "many items": ",".join("1" * 120),
+    "unicode digits": "٤٢",
+    "fullwidth digits": "４２",
+    "large exponent notation": "1e999999999",
+    "null byte": "4\x002",
+    "newline": "42\n43",
+    "surrogate": "\ud800",
+}
+
+
+@pytest.mark.parametrize("reference", ["42", "x+1", r"\sqrt{2}"])
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_hostile_answers_score_nothing_and_take_no_time(attack, reference, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    equal_final("y+y", "2y")  # the worker's start is not the attack's time
+    started = time.monotonic()
+    assert not equal_final(HOSTILE[attack], reference)
+    assert time.monotonic() - started < 5
+    assert list(tmp_path.iterdir()) == []
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="0123456789x+-*/^(){}[]\\,.sqrt $%fac", max_size=40))
+def test_no_text_raises_or_equals_a_number_that_it_is_not(text):
+    assert not equal_final(text, "987654321") or parse_number(text.strip(" $.")) == 987654321
+    equal_value(text, "5")

@@ -1,0 +1,180 @@
+"""The sympy worker: killed when it takes too long, and gone when its owner is."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from grpo_jax.rewards.expression import parse
+from grpo_jax.rewards.sympy_process import SympyProcess
+
+X_PLUS_X, TWO_X = parse("x+x"), parse("2x")
+# Built by hand: the grammar refuses it. 7^(10^10) keeps one multiplication inside the interpreter lock for minutes.
+ENDLESS = ("power", ("number", "7"), ("number", "10000000000"))
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def gone(pid, seconds):
+    deadline = time.monotonic() + seconds
+    while alive(pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="looks for processes in /proc")
+
+
+@pytest.fixture(scope="module")
+def worker():
+    process = SympyProcess()
+    yield process
+    process.close()
+
+
+def test_one_worker_answers_many_questions(worker):
+    assert worker.equal(X_PLUS_X, TWO_X)
+    first = worker.pid
+    assert not worker.equal(parse("x+1"), TWO_X)
+    assert worker.pid == first
+
+
+@needs_proc
+def test_a_comparison_without_end_is_unequal_and_its_process_is_killed(worker):
+    worker.equal(X_PLUS_X, TWO_X)
+    stuck = worker.pid
+    started = time.monotonic()
+    assert not worker.equal(ENDLESS, ("number", "1"))
+    assert time.monotonic() - started < worker.time_limit + 4
+    assert not alive(stuck)
+    assert worker.equal(X_PLUS_X, TWO_X), "the next question gets a new worker"
+
+
+@needs_proc
+def test_a_worker_that_someone_else_killed_is_replaced(worker):
+    worker.equal(X_PLUS_X, TWO_X)
+    os.kill(worker.pid, signal.SIGKILL)
+    assert gone(worker.pid, 5)
+    assert worker.equal(X_PLUS_X, TWO_X)
+
+
+@needs_proc
+def test_close_and_garbage_collection_leave_no_process():
+    worker = SympyProcess()
+    worker.equal(X_PLUS_X, TWO_X)
+    pid = worker.pid
+    worker.close()
+    assert not alive(pid)
+    worker.equal(X_PLUS_X, TWO_X)
+    pid = worker.pid
+    del worker
+    gc.collect()
+    assert not alive(pid)
+
+
+def test_questions_from_other_threads_get_their_own_answers(worker):
+    pairs = [(parse(f"x+{i}"), parse(f"{i % 3}+x")) for i in range(12)]
+    answers = {}
+
+    def ask(index):
+        answers[index] = worker.equal(*pairs[index])
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(pairs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {i: i == i % 3 for i in range(12)}
+
+
+def test_an_interruption_between_question_and_answer_does_not_shift_the_answers(worker, monkeypatch):
+    worker.equal(X_PLUS_X, TWO_X)
+
+    def interrupted(limit):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(worker, "_read_line", interrupted)
+        worker.equal(parse("x+1"), TWO_X)
+    assert worker.equal(X_PLUS_X, TWO_X)
+
+
+CHILD = """
+import sys, time
+from grpo_jax.rewards.expression import parse
+from grpo_jax.rewards.sympy_process import shared
+shared().equal(parse("x+x"), parse("2x"))
+print(shared().pid, flush=True)
+{then}
+"""
+STUCK = """
+import threading
+shared().time_limit = 60
+endless = ("power", ("number", "7"), ("number", "10000000000")), ("number", "1")
+threading.Thread(target=shared().equal, args=endless, daemon=True).start()
+time.sleep(60)
+"""
+
+
+def owner(then):
+    return subprocess.Popen([sys.executable, "-c", CHILD.format(then=then)], stdout=subprocess.PIPE, text=True)
+
+
+@needs_proc
+@pytest.mark.parametrize("then", ["", "raise SystemError"])
+def test_the_worker_ends_with_its_owner(then):
+    process = owner(then)
+    pid = int(process.stdout.readline())
+    process.wait(20)
+    assert gone(pid, 5)
+
+
+@needs_proc
+@pytest.mark.parametrize("then", ["time.sleep(60)", STUCK], ids=["idle", "computing"])
+def test_the_worker_ends_by_itself_when_its_owner_is_killed(then):
+    process = owner(then)
+    pid = int(process.stdout.readline())
+    time.sleep(0.3)
+    assert alive(pid)
+    process.kill()
+    process.wait()
+    # Idle: at once. Computing: when the system ends it for its processor time, a few seconds on an idle core.
+    assert gone(pid, 40)
+
+
+def test_a_forked_child_does_not_read_its_parents_answers():
+    code = """
+import os
+pid = os.fork()
+if pid == 0:
+    ok = shared().equal(parse("x+x+y"), parse("2x+y"))
+    shared().close()
+    os._exit(0 if ok else 1)
+assert os.waitpid(pid, 0)[1] == 0
+assert shared().equal(parse("x+x+z"), parse("2x+z"))
+"""
+    assert owner(code).wait(30) == 0
+
+
+def test_a_worker_that_cannot_start_is_an_error_that_says_what_to_try(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/true" if os.path.exists("/bin/true") else "/usr/bin/true")
+    with pytest.raises(RuntimeError, match="import sympy"):
+        SympyProcess().equal(X_PLUS_X, TWO_X)
+
+
+def test_limits_are_positive():
+    with pytest.raises(ValueError, match="seconds above 0"):
+        SympyProcess(time_limit=0)
