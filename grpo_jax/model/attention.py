@@ -1,31 +1,13 @@
-"""What both attention modules share: weights, masks, and the float32 softmax."""
+"""What both attention modules share: masks and the float32 softmax."""
 
-from typing import Any
-
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from grpo_jax.model.config import ModelConfig
 from grpo_jax.types import Array
 
 # Finite, so that a row with nothing to attend to gives no NaN; far below any logit.
 MASKED = -1e30
-
-
-def weight(
-    module: nn.Module, config: ModelConfig, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...], std: float
-) -> Array:
-    """Declares a parameter of `module` with its logical axis names and returns it in the compute dtype."""
-    initializer = nn.with_logical_partitioning(nn.initializers.normal(std), axes)
-    value: Any = module.param(name, initializer, shape, jnp.dtype(config.param_dtype))
-    return value.astype(jnp.dtype(config.compute_dtype))
-
-
-def residual_std(config: ModelConfig) -> float:
-    """Initial standard deviation of projections that add to the residual stream: 2 per layer add up."""
-    return config.initializer_range / (2 * config.num_layers) ** 0.5
 
 
 def causal_mask(length: int) -> Bool[Array, "T T"]:

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from grpo_jax.model import attention
 from grpo_jax.model.cache import GQACache, write_slots
 from grpo_jax.model.config import ModelConfig
+from grpo_jax.model.linear import project, residual_std, weight
 from grpo_jax.model.rope import Rotary, rotate
 from grpo_jax.parallel import constrain
 from grpo_jax.types import Array
@@ -25,12 +26,10 @@ class GroupedQueryAttention(nn.Module):
         D, N, K, H = config.embed_dim, gqa.num_heads, gqa.num_kv_heads, gqa.head_dim
         std = config.initializer_range
         kv_axes = ("embed", "kv_heads", "head_dim")
-        self.query = attention.weight(self, config, "query", (D, N, H), ("embed", "heads", "head_dim"), std)
-        self.key = attention.weight(self, config, "key", (D, K, H), kv_axes, std)
-        self.value = attention.weight(self, config, "value", (D, K, H), kv_axes, std)
-        self.out = attention.weight(
-            self, config, "out", (N, H, D), ("heads", "head_dim", "embed"), attention.residual_std(config)
-        )
+        self.query = weight(self, config, "query", (D, N, H), ("embed", "heads", "head_dim"), std)
+        self.key = weight(self, config, "key", (D, K, H), kv_axes, std)
+        self.value = weight(self, config, "value", (D, K, H), kv_axes, std)
+        self.out = weight(self, config, "out", (N, H, D), ("heads", "head_dim", "embed"), residual_std(config))
         self.scale = gqa.scale
 
     def __call__(self, x_BTD: Float[Array, "B T D"], turn: Rotary) -> tuple[Float[Array, "B T D"], GQACache]:
@@ -50,9 +49,9 @@ class GroupedQueryAttention(nn.Module):
 
     def _project(self, x_BTD: Array, turn: Rotary) -> tuple[Array, GQACache]:
         heads, kv_heads = ("rows", None, "heads", None), ("rows", None, "kv_heads", None)
-        query = constrain(jnp.einsum("BTD,DNH->BTNH", x_BTD, self.query), self.mesh, heads)
-        key = constrain(jnp.einsum("BTD,DKH->BTKH", x_BTD, self.key), self.mesh, kv_heads)
-        value = constrain(jnp.einsum("BTD,DKH->BTKH", x_BTD, self.value), self.mesh, kv_heads)
+        query = constrain(project(x_BTD, self.query), self.mesh, heads)
+        key = constrain(project(x_BTD, self.key), self.mesh, kv_heads)
+        value = constrain(project(x_BTD, self.value), self.mesh, kv_heads)
         return rotate(query, turn), GQACache(key_BSKH=rotate(key, turn), value_BSKH=value)
 
     def _attend(self, query_BTNH: Array, kv: GQACache, mask_BTS: Array) -> Array:
@@ -65,4 +64,4 @@ class GroupedQueryAttention(nn.Module):
         weights = attention.softmax(scores, mask_BTS[:, None, None], dtype)
         read = jnp.einsum("BKgTS,BSKH->BTKgH", weights, kv.value_BSKH.astype(dtype)).reshape(B, T, N, H)
         read = constrain(read, self.mesh, ("rows", None, "heads", None))
-        return constrain(jnp.einsum("BTNH,NHD->BTD", read, self.out), self.mesh, ("rows", None, None))
+        return constrain(project(read, self.out, contracted=2), self.mesh, ("rows", None, None))

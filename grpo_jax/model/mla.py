@@ -5,9 +5,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
-from grpo_jax.model import attention
+from grpo_jax.model import attention, linear
 from grpo_jax.model.cache import MLACache, write_slots
 from grpo_jax.model.config import ModelConfig
+from grpo_jax.model.linear import project
 from grpo_jax.model.norm import RMSNorm
 from grpo_jax.model.rope import Rotary, rotate
 from grpo_jax.parallel import constrain
@@ -34,7 +35,7 @@ class MultiHeadLatentAttention(nn.Module):
         std = config.initializer_range
 
         def weight(name: str, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> Array:
-            return attention.weight(self, config, name, shape, axes, std)
+            return linear.weight(self, config, name, shape, axes, std)
 
         if mla.q_rank is None:
             self.query = weight("query", (D, N, H + R), ("embed", "heads", "head_dim"))
@@ -46,8 +47,8 @@ class MultiHeadLatentAttention(nn.Module):
         self.kv_norm = RMSNorm(config.norm_eps, config.param_dtype)
         self.key_up = weight("key_up", (C, N, H), ("kv_rank", "heads", "head_dim"))
         self.value_up = weight("value_up", (C, N, Hv), ("kv_rank", "heads", "head_dim"))
-        self.out = attention.weight(
-            self, config, "out", (N, Hv, D), ("heads", "head_dim", "embed"), attention.residual_std(config)
+        self.out = linear.weight(
+            self, config, "out", (N, Hv, D), ("heads", "head_dim", "embed"), linear.residual_std(config)
         )
         self.nope_dim, self.kv_rank, self.q_rank, self.scale = H, C, mla.q_rank, mla.scale
 
@@ -56,8 +57,8 @@ class MultiHeadLatentAttention(nn.Module):
         nope_BTNH, rope_BTNR = self._queries(x_BTD, turn)
         new = self._latents(x_BTD, turn)
         heads = ("rows", None, "heads", None)
-        key_BSNH = constrain(jnp.einsum("BSC,CNH->BSNH", new.latent_BSC, self.key_up), self.mesh, heads)
-        value_BSNV = constrain(jnp.einsum("BSC,CNV->BSNV", new.latent_BSC, self.value_up), self.mesh, heads)
+        key_BSNH = constrain(project(new.latent_BSC, self.key_up), self.mesh, heads)
+        value_BSNV = constrain(project(new.latent_BSC, self.value_up), self.mesh, heads)
         scores_BNTS = jnp.einsum("BTNH,BSNH->BNTS", nope_BTNH, key_BSNH)
         scores_BNTS += jnp.einsum("BTNR,BSR->BNTS", rope_BTNR, new.rope_BSR)
         weights = attention.softmax(scores_BNTS, attention.causal_mask(x_BTD.shape[1]), x_BTD.dtype)
@@ -87,17 +88,17 @@ class MultiHeadLatentAttention(nn.Module):
     def _queries(self, x_BTD: Array, turn: Rotary) -> tuple[Array, Array]:
         """The part without position [B,T,N,H] and the rotated part [B,T,N,R], both times the softmax scale."""
         if self.q_rank is None:
-            query = jnp.einsum("BTD,DNH->BTNH", x_BTD, self.query)
+            query = project(x_BTD, self.query)
         else:
-            latent_BTQ = self.query_norm(jnp.einsum("BTD,DQ->BTQ", x_BTD, self.query_down))
-            query = jnp.einsum("BTQ,QNH->BTNH", latent_BTQ, self.query_up)
+            latent_BTQ = self.query_norm(project(x_BTD, self.query_down))
+            query = project(latent_BTQ, self.query_up)
         query = constrain(query, self.mesh, ("rows", None, "heads", None)) * self.scale
         return query[..., : self.nope_dim], rotate(query[..., self.nope_dim :], turn)
 
     def _latents(self, x_BTD: Array, turn: Rotary) -> MLACache:
-        down = jnp.einsum("BTD,DC->BTC", x_BTD, self.kv_down)
+        down = project(x_BTD, self.kv_down)
         rope_BTR = rotate(down[:, :, None, self.kv_rank :], turn)[:, :, 0]
         return MLACache(latent_BSC=self.kv_norm(down[..., : self.kv_rank]), rope_BSR=rope_BTR)
 
     def _project_out(self, read_BTNV: Array) -> Array:
-        return constrain(jnp.einsum("BTNV,NVD->BTD", read_BTNV, self.out), self.mesh, ("rows", None, None))
+        return constrain(project(read_BTNV, self.out, contracted=2), self.mesh, ("rows", None, None))

@@ -2,12 +2,11 @@
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Float
 
-from grpo_jax.model import attention
 from grpo_jax.model.config import ModelConfig
+from grpo_jax.model.linear import project, residual_std, weight
 from grpo_jax.parallel import constrain
 from grpo_jax.types import Array
 
@@ -22,9 +21,9 @@ class SwiGLU(nn.Module):
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         config = self.config
         D, F, std = config.embed_dim, config.mlp_dim, config.initializer_range
-        gate_DF = attention.weight(self, config, "gate", (D, F), ("embed", "mlp"), std)
-        up_DF = attention.weight(self, config, "up", (D, F), ("embed", "mlp"), std)
-        down_FD = attention.weight(self, config, "down", (F, D), ("mlp", "embed"), attention.residual_std(config))
-        hidden_BTF = jax.nn.silu(x_BTD @ gate_DF) * (x_BTD @ up_DF)
+        gate_DF = weight(self, config, "gate", (D, F), ("embed", "mlp"), std)
+        up_DF = weight(self, config, "up", (D, F), ("embed", "mlp"), std)
+        down_FD = weight(self, config, "down", (F, D), ("mlp", "embed"), residual_std(config))
+        hidden_BTF = jax.nn.silu(project(x_BTD, gate_DF)) * project(x_BTD, up_DF)
         hidden_BTF = constrain(hidden_BTF, self.mesh, ("rows", None, "mlp"))
-        return constrain(jnp.einsum("BTF,FD->BTD", hidden_BTF, down_FD), self.mesh, ("rows", None, None))
+        return constrain(project(hidden_BTF, down_FD), self.mesh, ("rows", None, None))

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
-from grpo_jax.model import attention
 from grpo_jax.model.cache import Cache, LayerCache
 from grpo_jax.model.config import ModelConfig
 from grpo_jax.model.gqa import GroupedQueryAttention
+from grpo_jax.model.linear import weight
 from grpo_jax.model.mla import MultiHeadLatentAttention
 from grpo_jax.model.mlp import SwiGLU
 from grpo_jax.model.norm import RMSNorm
@@ -68,7 +68,7 @@ class Embedding(nn.Module):
     def setup(self) -> None:
         config = self.config
         shape, axes = (config.vocab_size, config.embed_dim), ("vocab", "embed")
-        self.embedding = attention.weight(self, config, "embedding", shape, axes, config.initializer_range)
+        self.embedding = weight(self, config, "embedding", shape, axes, config.initializer_range)
 
     def __call__(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         return jnp.take(self.embedding, tokens_BT, axis=0)
@@ -87,7 +87,7 @@ class Unembedding(nn.Module):
     def __call__(self) -> Float[Array, "D V"]:
         config = self.config
         shape = (config.embed_dim, config.vocab_size)
-        return attention.weight(self, config, "kernel", shape, ("embed", "vocab"), config.initializer_range)
+        return weight(self, config, "kernel", shape, ("embed", "vocab"), config.initializer_range)
 
 
 class Transformer(nn.Module):

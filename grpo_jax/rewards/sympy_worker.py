@@ -83,6 +83,9 @@ def main():
             resource.setrlimit(limit, (value, value))
     seconds = math.ceil(float(sys.argv[1])) + 1
     parent = os.getppid()
+    # Loads what sympy loads at first use, which would otherwise count against the time of the first question.
+    equal(("call", "sqrt", ("symbol", "x")), ("power", ("symbol", "x"), ("number", "1/2")))
+    sympy.simplify(sympy.sin(sympy.Symbol("x")) ** 2 + sympy.sqrt(12))
     _reply("ready")
     pending = b""
     while True:

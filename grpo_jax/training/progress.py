@@ -69,7 +69,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Shows a line of text, above the bar where there is one."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def begin(self, phase: str, total: int, done: int = 0) -> None:
         """Begins a phase.

@@ -2,7 +2,7 @@
 
 import difflib
 
-from grpo_jax.data import TASKS, CurriculumConfig
+from grpo_jax.data import TASKS
 from grpo_jax.model import check_divisible
 from grpo_jax.training.config import RunConfig, TokenizerConfig
 from grpo_jax.training.schema import ConfigError
@@ -89,17 +89,6 @@ def _check_data(config: RunConfig) -> None:
         f"data.tokenizer.alphabet is null, but the alphabet of the task arithmetic need not hold the characters of "
         f"{data.task}. Give data.tokenizer.alphabet, or data.tokenizer.path with data.tokenizer.eos",
     )
-    if data.curriculum.mode == "mixed":
-        default = CurriculumConfig()
-        for name, value, idle in (
-            ("advance_at", data.curriculum.advance_at, default.advance_at),
-            ("replay", data.curriculum.replay, default.replay),
-        ):
-            _refuse_unless(
-                value == idle,
-                f"data.curriculum.{name} is {value!r}, but it has no effect with data.curriculum.mode mixed: only a "
-                f"sequential curriculum advances. Leave it out, or set the mode to sequential",
-            )
 
 
 def _check_curriculum(config: RunConfig) -> None:

@@ -83,7 +83,7 @@ def summarize(config: RunConfig, records: Sequence[Record], *, status: Status, p
         parameters: number of the model's parameters.
     """
     first = jax.devices()[0]
-    before, after = tests(records)
+    before, after = heldout_scores(records)
     return Summary(
         status=status,
         run_dir=config.run_dir,
@@ -101,7 +101,7 @@ def summarize(config: RunConfig, records: Sequence[Record], *, status: Status, p
     )
 
 
-def tests(records: Sequence[Record]) -> tuple[Scores | None, Scores | None]:
+def heldout_scores(records: Sequence[Record]) -> tuple[Scores | None, Scores | None]:
     """The scores of the test before the first GRPO step, and of the last test after one; None for one not made."""
     made = [record for record in records if record["phase"] == "evaluation"]
     before = [record for record in made if record["step"] == 0]

@@ -174,7 +174,7 @@ def test_a_step_not_later_than_the_latest_is_refused(tmp_path):
 def test_a_reader_leaves_a_writers_unfinished_folder_alone(tmp_path):
     with RunCheckpoints(tmp_path) as checkpoints:
         checkpoints.save(1, make_state(), {})
-    unfinished = tmp_path / "2.orbax-checkpoint-tmp"
+    unfinished = tmp_path / "3.orbax-checkpoint-tmp"
     unfinished.mkdir()
     with RunCheckpoints(tmp_path, read_only=True) as reader:
         assert reader.restore(make_state()).step == 1

@@ -21,6 +21,7 @@ from grpo_jax.model import decode_step, hidden_states, init_cache, prefill, unem
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "smollm2"
 DOCUMENT = json.loads((FIXTURES / "prompts.json").read_text(encoding="utf-8"))
 PROMPTS = DOCUMENT["prompts"]
+SHORT = [name for name in PROMPTS if name != "long"]
 TOLERANCE = 2e-3
 POSITIONS = 4
 
@@ -64,13 +65,12 @@ def expected():
         return dict(arrays)
 
 
-@pytest.fixture(scope="module")
-def batch():
-    """All prompts as rows: ids [B, T], lengths [B]."""
-    lengths = np.array([len(prompt["ids"]) for prompt in PROMPTS.values()], np.int32)
-    tokens = np.zeros((len(PROMPTS), lengths.max()), np.int32)
-    for row, prompt in zip(tokens, PROMPTS.values(), strict=True):
-        row[: len(prompt["ids"])] = prompt["ids"]
+def rows_of(names):
+    """Prompts as rows: ids [B, T] padded on the right, lengths [B]."""
+    lengths = np.array([len(PROMPTS[name]["ids"]) for name in names], np.int32)
+    tokens = np.zeros((len(names), lengths.max()), np.int32)
+    for row, name in zip(tokens, names, strict=True):
+        row[: len(PROMPTS[name]["ids"])] = PROMPTS[name]["ids"]
     return tokens, lengths
 
 
@@ -93,13 +93,14 @@ def test_the_chat_template_and_the_special_ids_come_from_the_file(model, tokeniz
     assert tokenizer.vocab_size == model.model_config().vocab_size
 
 
-def test_logits_and_log_probs_are_those_of_another_implementation(loaded, expected, batch):
+@pytest.mark.parametrize("names", [SHORT, ["long"]], ids=["short", "long"])
+def test_logits_and_log_probs_are_those_of_another_implementation(loaded, expected, names):
     config, params = loaded
-    tokens, lengths = batch
+    tokens, lengths = rows_of(names)
     hidden_BTD = jax.jit(functools.partial(hidden_states, config))(params, tokens)
     kernel_DV = unembedding(config, params)
     worst_logit = worst_logprob = 0.0
-    for row, name in enumerate(PROMPTS):
+    for row, name in enumerate(names):
         length = lengths[row]
         logits = np.asarray(hidden_BTD[row, :length] @ kernel_DV)
         logprobs = np.asarray(jax.nn.log_softmax(logits[:-1]))[np.arange(length - 1), tokens[row, 1:length]]
@@ -110,9 +111,9 @@ def test_logits_and_log_probs_are_those_of_another_implementation(loaded, expect
     assert worst_logprob <= TOLERANCE
 
 
-def test_prefill_then_decode_gives_the_same_logits(loaded, expected, batch):
+def test_prefill_then_decode_gives_the_same_logits(loaded, expected):
     config, params = loaded
-    tokens, lengths = batch
+    tokens, lengths = rows_of(SHORT)
     kernel_DV = unembedding(config, params)
     layers = unstack_layers(params)
     cache = init_cache(config, len(tokens), tokens.shape[1], "float32")
@@ -121,10 +122,10 @@ def test_prefill_then_decode_gives_the_same_logits(loaded, expected, batch):
     step = jax.jit(functools.partial(decode_step, config), donate_argnums=4)
     logits = [hidden_BD @ kernel_DV]
     for offset in range(POSITIONS - 1):
-        positions = jnp.asarray(start + offset)
-        hidden_BD, cache = step(params, layers, jnp.asarray(tokens[np.arange(len(tokens)), positions]), positions, cache)
+        positions = start + offset
+        hidden_BD, cache = step(params, layers, tokens[np.arange(len(tokens)), positions], positions, cache)
         logits.append(hidden_BD @ kernel_DV)
     logits_B4V = np.asarray(jnp.stack(logits, axis=1))
-    worst = max(difference(logits_B4V[row], name, expected) for row, name in enumerate(PROMPTS))
+    worst = max(difference(logits_B4V[row], name, expected) for row, name in enumerate(SHORT))
     print(f"\nlargest difference of a logit {worst:.2e}")
     assert worst <= TOLERANCE

@@ -1,6 +1,7 @@
 """Rollouts of tiny models: what a row's tokens may depend on, how rows end, and whose log-probs are returned."""
 
-from functools import partial
+import dataclasses
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -8,46 +9,27 @@ import numpy as np
 import pytest
 
 from grpo_jax.generation import END_EOS, END_LENGTH, SamplerConfig, rollout, row_keys
-from grpo_jax.model import (
-    GQAConfig,
-    MLAConfig,
-    ModelConfig,
-    hidden_states,
-    init_params,
-    param_axes,
-    unembedding,
-)
+from grpo_jax.model import GQAConfig, MLAConfig, ModelConfig, abstract_params, hidden_states, param_axes, unembedding
 from grpo_jax.parallel import MeshShape, make_mesh, shard_tree
 from tests.oracles.sampling import distribution
 
 VOCAB = 16
-MLA = ModelConfig(
-    vocab_size=VOCAB,
-    num_layers=2,
-    embed_dim=16,
-    mlp_dim=32,
-    mla=MLAConfig(num_heads=2, kv_rank=8, nope_dim=8, rope_dim=4, value_dim=8),
-    # Wide enough that logits differ by several nats.
-    initializer_range=0.5,
-)
-GQA = ModelConfig(
-    vocab_size=VOCAB,
-    num_layers=2,
-    embed_dim=16,
-    mlp_dim=32,
-    gqa=GQAConfig(num_heads=2, num_kv_heads=1, head_dim=8),
-    tie_embeddings=False,
-    initializer_range=0.5,
-)
+SIZES = {"vocab_size": VOCAB, "num_layers": 2, "embed_dim": 16, "mlp_dim": 32}
+MLA = ModelConfig(**SIZES, mla=MLAConfig(num_heads=2, kv_rank=8, nope_dim=8, rope_dim=4, value_dim=8))
+GQA = ModelConfig(**SIZES, gqa=GQAConfig(num_heads=2, num_kv_heads=1, head_dim=8), tie_embeddings=False)
+BFLOAT16 = dataclasses.replace(MLA, compute_dtype="bfloat16")
 STOPS = (3, 7)
 PAD = STOPS[0]
 WIDTH, COMPLETION = 6, 24
-FILTERED = SamplerConfig(temperature=0.8, top_k=9, top_p=0.95, min_p=0.01)
+FILTERS = {"temperature": 0.8, "top_k": 9, "top_p": 0.95, "min_p": 0.01}
+SEED = 6  # one whose rows end in all the ways that the tests look for
 
 
-@pytest.fixture(scope="module")
-def params():
-    return {config: init_params(config, jax.random.key(1)) for config in (MLA, GQA)}
+@cache
+def _params(config):
+    """Random weights, wide enough that logits differ by several nats."""
+    random = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: jnp.asarray(random.normal(size=leaf.shape) / 2, leaf.dtype), abstract_params(config))
 
 
 def _prompts():
@@ -59,17 +41,18 @@ def _prompts():
     return np.where(np.arange(WIDTH) < lengths[:, None], prompts, PAD), lengths
 
 
-def _sample(params, config=MLA, rows=slice(None), *, step=0, seed=0, pad=PAD, **options):
+def _sample(config=MLA, rows=slice(None), *, params=None, seed=SEED, step=0, pad=PAD, **options):
     prompts, lengths = _prompts()
     prompts = np.where(np.arange(WIDTH) < lengths[:, None], prompts, pad)
     defaults = {"max_completion": COMPLETION, "sampler": SamplerConfig(), "stop_ids": STOPS}
     keys = row_keys(seed, step, jnp.arange(8))[rows]
-    return jax.device_get(rollout(config, params[config], prompts[rows], lengths[rows], keys, **defaults | options))
+    params = _params(config) if params is None else params
+    return jax.device_get(rollout(config, params, prompts[rows], lengths[rows], keys, **defaults | options))
 
 
 @pytest.fixture(scope="module")
-def base(params):
-    return _sample(params)
+def base():
+    return _sample()
 
 
 def _completions(result):
@@ -78,11 +61,13 @@ def _completions(result):
 
 @partial(jax.jit, static_argnums=0)
 def _full_logits(config, params, tokens):
-    return hidden_states(config, params, tokens).astype(jnp.float32) @ unembedding(config, params).astype(jnp.float32)
+    hidden = hidden_states(config, params, tokens)
+    return jnp.dot(hidden, unembedding(config, params).astype(hidden.dtype), preferred_element_type=jnp.float32)
 
 
-def _expected_logprobs(result, config, params, **filters):
-    logits = np.asarray(_full_logits(config, params, result.tokens))
+def _expected_logprobs(result, config, **filters):
+    """By the float64 oracle, from the logits of one uncached forward over the sampled rows."""
+    logits = np.asarray(_full_logits(config, _params(config), result.tokens))
     expected = np.zeros(result.tokens.shape)
     for row, (start, end) in enumerate(zip(result.prompt_lengths, result.lengths, strict=True)):
         for t in range(start, end):
@@ -90,33 +75,38 @@ def _expected_logprobs(result, config, params, **filters):
     return expected
 
 
-@pytest.mark.parametrize(
-    ("config", "filters"),
-    [(MLA, {}), (MLA, {"temperature": 0.8, "top_k": 9, "top_p": 0.95, "min_p": 0.01}), (GQA, {"temperature": 1.2})],
-    ids=["mla", "mla-filtered", "gqa"],
-)
-def test_logprobs_match_full_forward_of_the_sampled_rows(params, config, filters):
-    result = _sample(params, config, sampler=SamplerConfig(**filters))
-    expected = _expected_logprobs(result, config, params[config], **filters)
-    np.testing.assert_allclose(result.logprobs, expected, atol=1e-5)
-    completion_tokens = (result.lengths - result.prompt_lengths).sum()
-    assert (expected != 0).sum() > 0.9 * completion_tokens > 20
+def test_logprobs_match_full_forward_of_the_sampled_rows(base):
+    np.testing.assert_allclose(base.logprobs, _expected_logprobs(base, MLA), atol=1e-5)
 
 
-def test_bfloat16_logprobs_are_near_those_of_the_full_forward(params):
-    config = ModelConfig(**{**vars(MLA), "compute_dtype": "bfloat16", "initializer_range": 0.1})
-    params = {config: init_params(config, jax.random.key(1))}
-    result = _sample(params, config)
-    assert result.logprobs.dtype == np.float32
-    np.testing.assert_allclose(result.logprobs, _expected_logprobs(result, config, params[config]), atol=0.03)
+def test_samples_of_one_prompt_equal_rows_that_repeat_it_and_logprobs_include_the_filters():
+    prompts, lengths = (x[[2, 3]] for x in _prompts())
+    keys = row_keys(0, 0, jnp.arange(8))
+    options = {"max_completion": 5, "sampler": SamplerConfig(**FILTERS), "stop_ids": ()}
+    repeated = rollout(MLA, _params(MLA), prompts.repeat(4, 0), lengths.repeat(4), keys, **options)
+    grouped = rollout(MLA, _params(MLA), prompts, lengths, keys, samples_per_prompt=4, **options)
+    np.testing.assert_array_equal(grouped.tokens, repeated.tokens)
+    np.testing.assert_array_equal(grouped.prompt_lengths, lengths.repeat(4))
+    np.testing.assert_allclose(grouped.logprobs, _expected_logprobs(grouped, MLA, **FILTERS), atol=1e-5)
+    # Without stop ids every row is as long as it may be.
+    np.testing.assert_array_equal(grouped.lengths, grouped.prompt_lengths + 5)
+    np.testing.assert_array_equal(grouped.ends, END_LENGTH)
+    assert grouped.steps == 4
 
 
-def test_greedy_is_the_argmax_of_the_full_forward(params):
-    result = _sample(params, sampler=SamplerConfig(temperature=0))
-    logits = np.asarray(_full_logits(MLA, params[MLA], result.tokens))
+def test_greedy_is_the_argmax_of_the_full_forward():
+    result = _sample(GQA, sampler=SamplerConfig(temperature=0))
+    logits = np.asarray(_full_logits(GQA, _params(GQA), result.tokens))
     for row, (start, end) in enumerate(zip(result.prompt_lengths, result.lengths, strict=True)):
         np.testing.assert_array_equal(result.tokens[row, start:end], logits[row, start - 1 : end - 1].argmax(-1))
-    np.testing.assert_allclose(result.logprobs, _expected_logprobs(result, MLA, params[MLA]), atol=1e-5)
+    np.testing.assert_allclose(result.logprobs, _expected_logprobs(result, GQA), atol=1e-5)
+
+
+def test_bfloat16_logprobs_are_near_those_of_the_full_forward():
+    result = _sample(BFLOAT16)
+    assert result.logprobs.dtype == np.float32
+    difference = np.abs(result.logprobs - _expected_logprobs(result, BFLOAT16))
+    assert difference.max() < 0.5 and difference.mean() < 0.02
 
 
 def test_a_row_is_prompt_completion_and_zeros(base):
@@ -138,114 +128,94 @@ def test_a_stop_id_ends_its_row_and_belongs_to_it(base):
     assert {completion[-1] for completion in completions} == set(STOPS)
     assert not any(token in STOPS for completion in completions for token in completion[:-1])
     assert (base.ends == END_EOS).all() and base.ends.dtype == np.int8
-    assert min(map(len, completions)) < max(map(len, completions)) < COMPLETION
 
 
 def test_loop_stops_with_the_last_row(base):
-    assert base.steps == max(map(len, _completions(base))) - 1
+    longest = max(map(len, _completions(base)))
+    assert 1 < longest < COMPLETION
+    assert base.steps == longest - 1
 
 
-def test_all_rows_stopped_by_the_prefill_take_no_decode_step(params):
-    result = _sample(params, stop_ids=tuple(range(VOCAB)))
-    assert result.steps == 0
-    np.testing.assert_array_equal(result.lengths, result.prompt_lengths + 1)
+def test_rows_cut_by_the_limit_say_so_and_share_their_prefix_with_longer_ones(base):
+    limit = 3
+    result = _sample(max_completion=limit)
+    completions = _completions(base)
+    assert _completions(result) == [completion[:limit] for completion in completions]
+    assert {1, limit} < set(map(len, completions)), "rows must stop before, at and after the limit: choose another seed"
+    np.testing.assert_array_equal(result.ends, [END_EOS if len(c) <= limit else END_LENGTH for c in completions])
+    assert result.steps == limit - 1
 
 
-def test_rows_cut_by_the_limit_say_so_and_share_their_prefix_with_longer_ones(params, base):
-    result = _sample(params, max_completion=3)
-    long, short = _completions(base), _completions(result)
-    assert short == [completion[:3] for completion in long]
-    np.testing.assert_array_equal(result.ends, [END_EOS if len(c) <= 3 else END_LENGTH for c in long])
-    assert set(result.ends.tolist()) == {END_EOS, END_LENGTH}
-    assert 3 in map(len, long), "no row stops at the very limit: choose another seed"
+def test_same_seed_repeats_bit_for_bit(base):
+    jax.tree.map(np.testing.assert_array_equal, _sample(), base)
 
 
-def test_without_stop_ids_every_row_is_full_length(params):
-    result = _sample(params, stop_ids=(), max_completion=5)
-    np.testing.assert_array_equal(result.lengths, result.prompt_lengths + 5)
-    np.testing.assert_array_equal(result.ends, END_LENGTH)
-    assert result.steps == 4
-
-
-def test_same_seed_repeats_bit_for_bit(params, base):
-    jax.tree.map(np.testing.assert_array_equal, _sample(params), base)
-
-
-def test_rows_of_one_prompt_differ_and_so_do_steps_and_seeds(params, base):
+def test_rows_of_one_prompt_differ_and_so_do_steps_and_seeds(base):
     completions = _completions(base)
     assert completions[0] != completions[1]
-    assert _completions(_sample(params, step=1)) != completions
-    assert _completions(_sample(params, seed=1)) != completions
+    assert _completions(_sample(step=1)) != completions
+    assert _completions(_sample(seed=SEED + 1)) != completions
 
 
-def test_new_prompts_keys_and_parameters_do_not_recompile(params, base):
+def test_new_prompts_keys_and_parameters_do_not_recompile(base):
     compiled = []
 
     def listener(event, duration, **_):
         if event == "/jax/core/compile/backend_compile_duration":
             compiled.append(event)
 
-    keys = [row_keys(0, step, jnp.arange(8)) for step in range(3)]
     prompts, lengths = _prompts()
-    other = jax.tree.map(lambda x: x * 0.5, params[MLA])
-    jax.block_until_ready((keys, other))
+    options = {"max_completion": COMPLETION, "sampler": SamplerConfig(), "stop_ids": STOPS}
+    keys = [row_keys(0, step, jnp.arange(8)) for step in range(3)]
+    halved = jax.tree.map(lambda x: x * 0.5, _params(MLA))
     jax.monitoring.register_event_duration_secs_listener(listener)
     try:
         jax.jit(lambda x: x + 1)(1.0)
         assert len(compiled) == 1, "the listener does not see compilations"
-        for key, weights, shift in zip(keys, (params[MLA], other, other), (0, 1, 2), strict=True):
-            options = {"max_completion": COMPLETION, "sampler": SamplerConfig(), "stop_ids": STOPS}
-            rollout(MLA, weights, np.roll(prompts, shift, 0), np.roll(lengths, shift), key, **options)
+        for key, params, shift in zip(keys, (_params(MLA), halved, halved), (0, 1, 2), strict=True):
+            rollout(MLA, params, np.roll(prompts, shift, 0), np.roll(lengths, shift), key, **options)
         assert len(compiled) == 1
     finally:
         jax.monitoring.unregister_event_duration_listener(listener)
 
 
-def test_a_row_alone_draws_the_tokens_it_draws_in_a_batch(params, base):
-    """Also: what the batch goes on drawing after a row has stopped does not change that row."""
-    for row in (1, 2, 3):
-        alone = _sample(params, rows=slice(row, row + 1))
-        assert _completions(alone) == [_completions(base)[row]]
+def test_a_row_alone_draws_the_tokens_it_draws_in_a_batch(base):
+    """So what the batch goes on drawing after a row has stopped does not change that row."""
+    completions = _completions(base)
+    shortest = int(np.argmin([*map(len, completions)]))
+    for row in (shortest, 2, 7):
+        alone = _sample(rows=slice(row, row + 1))
+        assert _completions(alone) == [completions[row]]
+        assert alone.steps == len(completions[row]) - 1
         np.testing.assert_allclose(alone.logprobs[0], base.logprobs[row], atol=1e-5)
 
 
-def test_order_and_padding_of_rows_change_nothing(params, base):
+def test_order_and_padding_of_rows_change_nothing(base):
     order = np.array([5, 0, 7, 3, 1, 6, 2, 4])
-    shuffled = _sample(params, rows=order, pad=11)
+    shuffled = _sample(rows=order, pad=11)
     np.testing.assert_array_equal(shuffled.tokens, base.tokens[order])
     np.testing.assert_allclose(shuffled.logprobs, base.logprobs[order], atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", ["data=2,fsdp=4", "data=2,fsdp=2,tensor=2"])
-def test_sharded_rollout_draws_the_same_tokens(params, base, shape):
-    mesh = make_mesh(MeshShape.parse(shape))
-    sharded = {MLA: shard_tree(params[MLA], mesh, param_axes(MLA))}
-    result = _sample(sharded, mesh=mesh)
+def test_sharded_rollout_draws_the_same_tokens(base):
+    mesh = make_mesh(MeshShape(data=2, fsdp=2, tensor=2))
+    result = _sample(params=shard_tree(_params(MLA), mesh, param_axes(MLA)), mesh=mesh)
     np.testing.assert_array_equal(result.tokens, base.tokens)
     np.testing.assert_array_equal(result.ends, base.ends)
     np.testing.assert_allclose(result.logprobs, base.logprobs, atol=1e-5)
     assert result.steps == base.steps
 
 
-def test_samples_of_one_prompt_equal_rows_that_repeat_it(params):
-    prompts, lengths = (x[[2, 3]] for x in _prompts())
-    keys = row_keys(0, 0, jnp.arange(8))
-    options = {"max_completion": COMPLETION, "sampler": FILTERED, "stop_ids": STOPS}
-    repeated = rollout(MLA, params[MLA], prompts.repeat(4, 0), lengths.repeat(4), keys, **options)
-    grouped = rollout(MLA, params[MLA], prompts, lengths, keys, samples_per_prompt=4, **options)
-    np.testing.assert_array_equal(grouped.tokens, repeated.tokens)
-    np.testing.assert_array_equal(grouped.prompt_lengths, repeated.prompt_lengths)
-    np.testing.assert_allclose(grouped.logprobs, repeated.logprobs, atol=1e-5)
-
-
-def test_rollout_traces_under_jit(params):
+def test_rollout_traces_under_jit():
     prompts, lengths = _prompts()
 
     def call(params, prompts, lengths, step):
         keys = row_keys(0, step, jnp.arange(8))
-        return rollout(MLA, params, prompts, lengths, keys, max_completion=4, sampler=FILTERED, stop_ids=STOPS)
+        return rollout(
+            MLA, params, prompts, lengths, keys, max_completion=4, sampler=SamplerConfig(**FILTERS), stop_ids=STOPS
+        )
 
-    shapes = jax.eval_shape(jax.jit(call), params[MLA], prompts, lengths, jnp.int32(0))
+    shapes = jax.eval_shape(jax.jit(call), _params(MLA), prompts, lengths, jnp.int32(0))
     assert shapes.tokens.shape == (8, WIDTH + 4)
 
 
@@ -262,9 +232,9 @@ def test_rollout_traces_under_jit(params):
     ],
     ids=str,
 )
-def test_impossible_calls_are_refused_by_name(params, change, message):
+def test_impossible_calls_are_refused_by_name(change, message):
     prompts, lengths = _prompts()
     options = {"max_completion": 4, "sampler": SamplerConfig(), "stop_ids": STOPS} | change
     prompts, lengths = options.pop("prompts", prompts), options.pop("lengths", lengths)
     with pytest.raises(ValueError, match=message):
-        rollout(MLA, params[MLA], prompts, lengths, row_keys(0, 0, jnp.arange(8)), **options)
+        rollout(MLA, _params(MLA), prompts, lengths, row_keys(0, 0, jnp.arange(8)), **options)

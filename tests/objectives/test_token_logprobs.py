@@ -19,7 +19,7 @@ B, T, D, V = 3, 7, 4, 11
 def inputs(seed=0, dtype=np.float32):
     rng = np.random.default_rng(seed)
     hidden, kernel = rng.normal(size=(B, T, D)), rng.normal(size=(D, V))
-    return jnp.asarray(hidden, dtype), jnp.asarray(kernel, dtype), jnp.asarray(rng.integers(0, V, (B, T)), jnp.int32)
+    return hidden.astype(dtype), kernel.astype(dtype), rng.integers(0, V, (B, T), dtype=np.int32)
 
 
 score = jax.jit(token_logprobs, static_argnames=("temperature", "chunk"))
@@ -36,8 +36,7 @@ def gradients(hidden, kernel, tokens, cotangent, chunk, temperature=1.0):
     return jax.grad(loss, (0, 1))(hidden, kernel)
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 5, T, T + 5])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize(("chunk", "temperature"), [(1, 1.0), (3, 0.6), (5, 1.0), (T, 0.6), (T + 5, 1.0)])
 def test_values_match_the_oracle_at_every_chunk(chunk, temperature):
     hidden, kernel, tokens = inputs()
     stats = score(hidden, kernel, tokens, temperature=temperature, chunk=chunk)
@@ -47,7 +46,7 @@ def test_values_match_the_oracle_at_every_chunk(chunk, temperature):
     assert stats.logprobs_BT.dtype == stats.entropy_BT.dtype == jnp.float32
 
 
-@pytest.mark.parametrize(("chunk", "temperature"), [(3, 0.6), (3, 1.0), (T, 1.0)])
+@pytest.mark.parametrize(("chunk", "temperature"), [(3, 0.6), (T, 1.0)])
 def test_gradients_match_finite_differences_of_the_oracle(chunk, temperature):
     hidden, kernel, tokens = inputs()
     cotangent = np.random.default_rng(1).normal(size=(B, T))
@@ -78,7 +77,8 @@ def test_index_zero_is_zero_and_index_t_is_scored_from_the_hidden_state_before_i
     np.testing.assert_array_equal(stats.logprobs_BT[:, 0], 0.0)
     np.testing.assert_array_equal(stats.entropy_BT[:, 0], 0.0)
     for index in range(1, T):
-        cotangent = jnp.zeros((B, T)).at[:, index].set(1.0)
+        cotangent = np.zeros((B, T), np.float32)
+        cotangent[:, index] = 1.0
         d_hidden, _ = gradients(hidden, kernel, tokens, cotangent, 3)
         np.testing.assert_array_equal(np.any(np.asarray(d_hidden) != 0, axis=(0, 2)), np.arange(T) == index - 1)
 

@@ -1,4 +1,4 @@
-"""The objectives written out one token at a time in NumPy float64, straight from the papers. Shares no code with grpo_jax."""
+"""The objectives in NumPy float64, written out one token at a time straight from the papers."""
 
 from collections.abc import Callable
 

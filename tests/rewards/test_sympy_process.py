@@ -1,5 +1,6 @@
 """The sympy worker: killed when it takes too long, and gone when its owner is."""
 
+import ast
 import gc
 import os
 import signal
@@ -11,7 +12,7 @@ import time
 import pytest
 
 from grpo_jax.rewards.expression import parse
-from grpo_jax.rewards.sympy_process import SympyProcess
+from grpo_jax.rewards.sympy_process import _SCRIPT, SympyProcess
 
 X_PLUS_X, TWO_X = parse("x+x"), parse("2x")
 # Built by hand: the grammar refuses it. 7^(10^10) keeps one multiplication inside the interpreter lock for minutes.
@@ -40,7 +41,7 @@ needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="l
 
 @pytest.fixture(scope="module")
 def worker():
-    process = SympyProcess()
+    process = SympyProcess(time_limit=2)
     yield process
     process.close()
 
@@ -116,15 +117,17 @@ CHILD = """
 import sys, time
 from grpo_jax.rewards.expression import parse
 from grpo_jax.rewards.sympy_process import shared
-shared().equal(parse("x+x"), parse("2x"))
-print(shared().pid, flush=True)
+worker = shared()
+worker.time_limit = 1
+worker.equal(parse("x+x"), parse("2x"))
+worker.time_limit = 60
+print(worker.pid, flush=True)
 {then}
 """
 STUCK = """
 import threading
-shared().time_limit = 60
 endless = ("power", ("number", "7"), ("number", "10000000000")), ("number", "1")
-threading.Thread(target=shared().equal, args=endless, daemon=True).start()
+threading.Thread(target=worker.equal, args=endless, daemon=True).start()
 time.sleep(60)
 """
 
@@ -158,13 +161,17 @@ def test_the_worker_ends_by_itself_when_its_owner_is_killed(then):
 def test_a_forked_child_does_not_read_its_parents_answers():
     code = """
 import os
+before = worker.pid
 pid = os.fork()
 if pid == 0:
-    ok = shared().equal(parse("x+x+y"), parse("2x+y"))
-    shared().close()
+    del worker
+    own = shared()
+    ok = own.equal(parse("x+x+y"), parse("2x+y")) and own.pid != before
+    own.close()
     os._exit(0 if ok else 1)
 assert os.waitpid(pid, 0)[1] == 0
-assert shared().equal(parse("x+x+z"), parse("2x+z"))
+assert worker.equal(parse("x+x+z"), parse("2x+z"))
+assert worker is shared() and worker.pid == before
 """
     assert owner(code).wait(30) == 0
 
@@ -173,6 +180,17 @@ def test_a_worker_that_cannot_start_is_an_error_that_says_what_to_try(monkeypatc
     monkeypatch.setattr(sys, "executable", "/bin/true" if os.path.exists("/bin/true") else "/usr/bin/true")
     with pytest.raises(RuntimeError, match="import sympy"):
         SympyProcess().equal(X_PLUS_X, TWO_X)
+
+
+def test_the_worker_imports_the_standard_library_and_sympy_alone():
+    tree = ast.parse(_SCRIPT.read_text())
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module.partition(".")[0])
+    assert imported - sys.stdlib_module_names == {"sympy"}
 
 
 def test_limits_are_positive():

@@ -1,0 +1,119 @@
+"""`python train.py` prints what it would run, refuses what it cannot with one line, and starts no device for either."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import grpo_jax.training.loop
+from grpo_jax.checkpoint import CheckpointError
+from grpo_jax.cli import train as cli
+from grpo_jax.training import configfile
+from grpo_jax.training.config import RunConfig
+from grpo_jax.training.loop import Interrupted
+from grpo_jax.training.run_directory import open_run
+
+ROOT = Path(__file__).parents[2]
+SMOKE = ROOT / "configs" / "smoke.yaml"
+
+
+def printed(capsys: pytest.CaptureFixture[str], tmp_path: Path, *argv: str, default: Path = SMOKE) -> RunConfig:
+    """The configuration that --print_config prints, loaded again."""
+    assert cli.main([*argv, "--print_config"], default_config=default) == cli.FINISHED
+    path = tmp_path / "printed.yaml"
+    path.write_text(capsys.readouterr().out)
+    return configfile.load(path)
+
+
+def test_printed_configuration_is_the_resolved_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    expected = configfile.load(SMOKE, [("grpo.kl_coef", "0.5"), ("mesh", "8x8")])
+    assert printed(capsys, tmp_path, "--grpo.kl_coef", "0.5", "--mesh", "8x8") == expected
+
+
+def test_named_configuration_takes_the_place_of_the_default(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    named = ROOT / "configs" / "arithmetic.yaml"
+    assert printed(capsys, tmp_path, "--config", str(named)) == configfile.load(named)
+
+
+def test_run_is_resumed_by_its_directory_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    saved = configfile.load(SMOKE, [("run_dir", run), ("seed", "7")])
+    with open_run(saved, resume=False):
+        pass
+    assert printed(capsys, tmp_path, "--resume", "--run_dir", run) == saved
+    # The default configuration's own run_dir counts as well.
+    default = tmp_path / "default.yaml"
+    default.write_text(f"run_dir: {run}\n")
+    assert printed(capsys, tmp_path, "--resume", default=default) == saved
+    assert printed(capsys, tmp_path, "--resume", "--run_dir", run, "--grpo.steps", "9").grpo.steps == 9
+
+
+def test_refusal_is_one_line_on_standard_error_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--grpo.group_size", "1"], default_config=SMOKE) == cli.REFUSED
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("error: grpo.group_size is 1")
+    assert output.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "word"),
+    [
+        (CheckpointError("step 3 cannot be read"), cli.FAILED, "error: step 3 cannot be read"),
+        (OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl"), cli.FAILED, "disk is full: metrics.jsonl"),
+        (Interrupted("stopped after step 3, which is saved"), cli.INTERRUPTED, "stopped after step 3"),
+    ],
+)
+def test_failure_that_a_user_can_mend_is_told_without_a_traceback(
+    error: Exception, status: int, word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(config: RunConfig, *, resume: bool) -> Any:
+        raise error
+
+    monkeypatch.setattr(grpo_jax.training.loop, "train", fail)
+    assert cli.main([], default_config=SMOKE) == status
+    output = capsys.readouterr()
+    assert word in output.out + output.err
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "broken"), ValueError("a bug"), KeyError("x")])
+def test_fault_of_the_program_keeps_its_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(config: RunConfig, *, resume: bool) -> Any:
+        raise error
+
+    monkeypatch.setattr(grpo_jax.training.loop, "train", fail)
+    with pytest.raises(type(error)):
+        cli.main([], default_config=SMOKE)
+
+
+def test_default_configuration_of_train_py_is_the_arithmetic_run_from_any_folder(tmp_path: Path) -> None:
+    program = [sys.executable, str(ROOT / "train.py"), "--print_config"]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
+    (tmp_path / "printed.yaml").write_text(done.stdout)
+    assert configfile.load(tmp_path / "printed.yaml") == configfile.load(ROOT / "configs" / "arithmetic.yaml")
+
+
+def test_terminal_without_unicode_costs_characters_and_not_the_run(tmp_path: Path) -> None:
+    program = [sys.executable, str(ROOT / "train.py"), "--help"]
+    done = subprocess.run(
+        program, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and "fsdp ? tensor" in done.stdout
+
+
+def test_parsing_starts_no_backend() -> None:
+    # The number of virtual devices is fixed when a backend starts, so it must not start before the mesh is known.
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from grpo_jax.cli.train import main\n"
+        "import grpo_jax.training.loop\n"
+        "main(['--config', sys.argv[1], '--print_config'])\n"
+        "from jax._src import xla_bridge\n"
+        "sys.exit(len(xla_bridge._backends))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program, str(SMOKE)], stdout=subprocess.DEVNULL, cwd=ROOT).returncode == 0
