@@ -68,6 +68,22 @@ def resolve_gguf(source: str | os.PathLike[str]) -> Path:
     return path
 
 
+class _Reader(gguf.GGUFReader):
+    """The gguf package's reader, three times as fast on a large vocabulary.
+
+    It slices the file for every token and every merge, and a slice of a `np.memmap` costs several times one of a plain array
+    over the same bytes.
+    """
+
+    @property
+    def data(self) -> np.ndarray:
+        return self._bytes
+
+    @data.setter
+    def data(self, mapped: np.ndarray) -> None:
+        self._bytes = mapped.view(np.ndarray)
+
+
 class GGUFModel:
     """A GGUF file, opened and memory-mapped; nothing of its tensors is read yet.
 
@@ -83,7 +99,7 @@ class GGUFModel:
     def __init__(self, source: str | os.PathLike[str]) -> None:
         self.path = resolve_gguf(source)
         try:
-            reader = gguf.GGUFReader(self.path)
+            reader = _Reader(self.path)
             self._fields = reader.fields
             self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         except (ValueError, IndexError, KeyError, OSError) as error:

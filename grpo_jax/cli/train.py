@@ -74,7 +74,9 @@ def resolve(options: Options, default_config: Path | None) -> RunConfig:
         return configfile.load(options.config or default_config, options.values)
     run_dir = configfile.read_run_dir(default_config, options.values)
     saved = RunDirectory(path=Path(run_dir)).config
-    return configfile.load(saved if saved.exists() else default_config, options.values)
+    # The directory may have been moved since it was written; the run goes on where it lies now.
+    values = [*options.values, ("run_dir", run_dir)]
+    return configfile.load(saved if saved.exists() else default_config, values)
 
 
 def _run(config: RunConfig, resume: bool) -> int:

@@ -1,7 +1,7 @@
-"""Sympy in a process of its own, which is killed when an answer takes too long.
+"""Sympy in a process of its own, which ends when an answer takes too long.
 
 Simplification can run for ever, and an integer power inside it holds the interpreter lock, so neither a thread nor a
-signal stops it (and signals work on the main thread only). A process can be killed. It is started from a file of its
+signal handler stops it (and handlers run on the main thread only). The system can end a process. It is started from a file of its
 own rather than forked, because the trainer's process has threads, and it imports nothing of the trainer.
 """
 
@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -21,22 +22,24 @@ from grpo_jax.rewards.expression import Tree
 
 _SCRIPT = Path(__file__).with_name("sympy_worker.py")
 
-TIME_LIMIT = 5.0
-"""Seconds for one comparison. Almost all take milliseconds; the rest is room for a machine busy with training."""
-START_LIMIT = 120.0
+TIME_LIMIT = 2.0
+"""Seconds of processor time for one comparison."""
+START_LIMIT = 300.0
 """Seconds to start Python and import sympy on a busy machine."""
+WALL_FACTOR = 30.0
+"""How much longer than its processor time a comparison may take by the clock, on a busy machine."""
 
 _log = logging.getLogger(__name__)
 
 
 class SympyProcess:
-    """One worker process, started at the first question and again after it was killed. Thread-safe.
+    """One worker process, started at the first question and again after it ended. Thread-safe.
 
     The worker ends with this object, with the interpreter, or, should the interpreter be killed, by itself: it reads
-    the end of its input, and the system ends it when it has used its processor time.
+    the end of its input, and the system ends it when a question has used its processor time.
 
     Args:
-      time_limit: seconds for one comparison.
+      time_limit: seconds of processor time for one comparison.
       start_limit: seconds until the worker must be ready.
     """
 
@@ -60,14 +63,16 @@ class SympyProcess:
         Raises:
           RuntimeError: the worker cannot be started.
         """
+        question = json.dumps([left, right])
         with self._lock:
-            # A worker can have died between two questions (a user's kill, the system out of memory): ask a second one.
+            # A worker can have been killed by others (a user, the system out of memory): ask a second one.
             for _ in range(2):
-                if self._process is None:
-                    self._start()
-                started = time.monotonic()
+                process = self._process or self._start()
                 try:
-                    answer = self._ask(json.dumps([left, right]))
+                    answer = self._ask(process, question)
+                except TimeoutError:
+                    self._stop()
+                    break
                 except BaseException:
                     # Interrupted between question and answer: the next question must not read this one's answer.
                     self._stop()
@@ -75,9 +80,9 @@ class SympyProcess:
                 if answer is not None:
                     return answer == "equal"
                 self._stop()
-                if time.monotonic() - started >= self.time_limit:
+                if process.returncode == -signal.SIGPROF:
                     break
-        _log.info("sympy did not decide within %.1f s: %s = %s", self.time_limit, left, right)
+        _log.info("sympy did not decide within %g s: %s = %s", self.time_limit, left, right)
         return False
 
     def close(self) -> None:
@@ -85,7 +90,7 @@ class SympyProcess:
         with self._lock:
             self._stop()
 
-    def _start(self) -> None:
+    def _start(self) -> "subprocess.Popen[bytes]":
         # -P keeps this folder off the worker's path, where its modules could shadow others; PYTHONPATH hands on where
         # this interpreter finds sympy.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
@@ -99,36 +104,46 @@ class SympyProcess:
         )
         self._process = process
         self._finalizer = weakref.finalize(self, _end, process)
-        greeting = self._read_line(self.start_limit)
+        try:
+            greeting = self._read_line(process, self.start_limit)
+        except TimeoutError:
+            greeting = None
         if greeting != "ready":
             self._stop()
             raise RuntimeError(
                 f"the sympy worker ({sys.executable} {_SCRIPT}) did not get ready within {self.start_limit} s: it said "
                 f"{greeting!r}. Check that `python -c 'import sympy'` works"
             )
+        return process
 
     def _stop(self) -> None:
         if self._finalizer is not None:
             self._finalizer()
         self._process = self._finalizer = None
 
-    def _ask(self, question: str) -> str | None:
-        assert self._process is not None and self._process.stdin is not None
+    def _ask(self, process: "subprocess.Popen[bytes]", question: str) -> str | None:
+        assert process.stdin is not None
         try:
-            self._process.stdin.write(question.encode() + b"\n")
-        except OSError:
+            process.stdin.write(question.encode() + b"\n")
+        except BrokenPipeError:
             return None
-        return self._read_line(self.time_limit)
+        return self._read_line(process, WALL_FACTOR * self.time_limit)
 
-    def _read_line(self, limit: float) -> str | None:
-        """The worker's next line, None where it ends or the time runs out first."""
-        assert self._process is not None and self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
+    def _read_line(self, process: "subprocess.Popen[bytes]", limit: float) -> str | None:
+        """The worker's next line, None where it ends first.
+
+        Raises:
+          TimeoutError: it does neither within `limit` seconds.
+        """
+        assert process.stdout is not None
+        descriptor = process.stdout.fileno()
         deadline = time.monotonic() + limit
         line = b""
         while not line.endswith(b"\n"):
             ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-            part = os.read(descriptor, 4096) if ready else b""
+            if not ready:
+                raise TimeoutError
+            part = os.read(descriptor, 4096)
             if not part:
                 return None
             line += part

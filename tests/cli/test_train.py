@@ -52,6 +52,15 @@ def test_run_is_resumed_by_its_directory_alone(capsys: pytest.CaptureFixture[str
     assert printed(capsys, tmp_path, "--resume", "--run_dir", run, "--grpo.steps", "9").grpo.steps == 9
 
 
+def test_moved_run_is_resumed_where_it_lies(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with open_run(configfile.load(SMOKE, [("run_dir", str(tmp_path / "old"))]), resume=False):
+        pass
+    (tmp_path / "old").rename(tmp_path / "new")
+    default = tmp_path / "default.yaml"
+    default.write_text(f"run_dir: {tmp_path / 'new'}\n")
+    assert printed(capsys, tmp_path, "--resume", default=default).run_dir == str(tmp_path / "new")
+
+
 def test_refusal_is_one_line_on_standard_error_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--grpo.group_size", "1"], default_config=SMOKE) == cli.REFUSED
     output = capsys.readouterr()

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 
 import numpy as np
 import pytest
@@ -187,9 +188,7 @@ MEGABYTE = "<answer>" * 2**17
 
 @pytest.mark.parametrize("text", ["9" * 2**20, "1," * 2**19, "(" * 2**20, MEGABYTE, "\\boxed{" * 2**17, "#" * 2**20])
 def test_a_megabyte_of_anything_is_scored_in_moments(text):
-    import time
-
-    started = time.monotonic()
+    started = time.process_time()
     for name, reward in REWARDS.items():
         assert reward(row(text, reference="42")) == (1.0 if name == "eos" else 0.0), name
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 5

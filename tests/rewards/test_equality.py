@@ -188,9 +188,9 @@ HOSTILE = {
 def test_hostile_answers_score_nothing_and_take_no_time(attack, reference, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     equal_final("y+y", "2y")  # the worker's start is not the attack's time
-    started = time.monotonic()
+    started = time.process_time()
     assert not equal_final(HOSTILE[attack], reference)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 1, "the trainer's own process is not to wait or compute"
     assert list(tmp_path.iterdir()) == []
 
 

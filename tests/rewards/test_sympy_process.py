@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from grpo_jax.rewards import sympy_process
 from grpo_jax.rewards.expression import parse
 from grpo_jax.rewards.sympy_process import _SCRIPT, SympyProcess
 
@@ -41,7 +42,7 @@ needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="l
 
 @pytest.fixture(scope="module")
 def worker():
-    process = SympyProcess(time_limit=2)
+    process = SympyProcess(time_limit=1)
     yield process
     process.close()
 
@@ -57,11 +58,17 @@ def test_one_worker_answers_many_questions(worker):
 def test_a_comparison_without_end_is_unequal_and_its_process_is_killed(worker):
     worker.equal(X_PLUS_X, TWO_X)
     stuck = worker.pid
-    started = time.monotonic()
     assert not worker.equal(ENDLESS, ("number", "1"))
-    assert time.monotonic() - started < worker.time_limit + 4
     assert not alive(stuck)
     assert worker.equal(X_PLUS_X, TWO_X), "the next question gets a new worker"
+
+
+@needs_proc
+def test_a_worker_that_does_not_answer_is_killed_by_the_clock(monkeypatch):
+    monkeypatch.setattr(sympy_process, "WALL_FACTOR", 0.01)
+    worker = SympyProcess(time_limit=60)
+    assert not worker.equal(ENDLESS, ("number", "1"))
+    assert worker.pid is None
 
 
 @needs_proc
@@ -104,7 +111,7 @@ def test_questions_from_other_threads_get_their_own_answers(worker):
 def test_an_interruption_between_question_and_answer_does_not_shift_the_answers(worker, monkeypatch):
     worker.equal(X_PLUS_X, TWO_X)
 
-    def interrupted(limit):
+    def interrupted(process, limit):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -120,7 +127,6 @@ from grpo_jax.rewards.sympy_process import shared
 worker = shared()
 worker.time_limit = 1
 worker.equal(parse("x+x"), parse("2x"))
-worker.time_limit = 60
 print(worker.pid, flush=True)
 {then}
 """
@@ -141,7 +147,7 @@ def owner(then):
 def test_the_worker_ends_with_its_owner(then):
     process = owner(then)
     pid = int(process.stdout.readline())
-    process.wait(20)
+    process.wait(300)
     assert gone(pid, 5)
 
 
@@ -154,8 +160,8 @@ def test_the_worker_ends_by_itself_when_its_owner_is_killed(then):
     assert alive(pid)
     process.kill()
     process.wait()
-    # Idle: at once. Computing: when the system ends it for its processor time, a few seconds on an idle core.
-    assert gone(pid, 40)
+    # Idle: at once. Computing: when it has used its processor time.
+    assert gone(pid, 60)
 
 
 def test_a_forked_child_does_not_read_its_parents_answers():
@@ -173,7 +179,7 @@ assert os.waitpid(pid, 0)[1] == 0
 assert worker.equal(parse("x+x+z"), parse("2x+z"))
 assert worker is shared() and worker.pid == before
 """
-    assert owner(code).wait(30) == 0
+    assert owner(code).wait(300) == 0
 
 
 def test_a_worker_that_cannot_start_is_an_error_that_says_what_to_try(monkeypatch):

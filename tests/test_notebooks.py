@@ -1,0 +1,19 @@
+"""The notebooks run from top to bottom in a fresh kernel."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbconvert.preprocessors import ExecutePreprocessor
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.name)
+def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    notebook = nbformat.read(path, as_version=4)
+    assert not [cell for cell in notebook.cells if cell.get("outputs")], "commit notebooks without outputs"
+    ExecutePreprocessor(timeout=300).preprocess(notebook, {"metadata": {"path": str(ROOT / "notebooks")}})
