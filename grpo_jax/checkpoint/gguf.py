@@ -75,7 +75,7 @@ class _Reader(gguf.GGUFReader):
     over the same bytes.
     """
 
-    @property
+    @property  # type: ignore[override]
     def data(self) -> np.ndarray:
         return self._bytes
 

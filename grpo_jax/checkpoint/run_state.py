@@ -65,7 +65,8 @@ class RunCheckpoints:
         self._keep = keep
         self._read_only = read_only
         self._saving: int | None = None
-        logging.getLogger("absl").addFilter(_without_orbax)
+        self._quiet = _WithoutOrbax()
+        logging.getLogger("absl").addFilter(self._quiet)
         self._manager = self._open()
 
     def _open(self) -> ocp.CheckpointManager:
@@ -243,7 +244,7 @@ class RunCheckpoints:
             self.wait()
         finally:
             self._manager.close()
-            logging.getLogger("absl").removeFilter(_without_orbax)
+            logging.getLogger("absl").removeFilter(self._quiet)
 
     def __enter__(self) -> "RunCheckpoints":
         return self
@@ -270,7 +271,8 @@ def _reason(error: BaseException) -> str:
     return text if len(text) <= 300 else text[:300] + " ..."
 
 
-def _without_orbax(record: logging.LogRecord) -> bool:
+class _WithoutOrbax(logging.Filter):
     # Orbax logs the traceback of a failed save from each of its threads, hundreds of lines; the failure itself reaches
     # the caller as an exception, with this module's message.
-    return "orbax" not in Path(record.pathname).parts
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "orbax" not in Path(record.pathname).parts

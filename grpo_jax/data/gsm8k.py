@@ -87,8 +87,6 @@ def gsm8k_task(**options: Any) -> JsonlTask:
             working, final = split_answer(answer)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
-        return Problem(
-            prompt=prompt, answer=final, stage=STAGE, key=question_key(prompt), solution=form(working, final)
-        )
+        return Problem(prompt=prompt, answer=final, stage=STAGE, key=question_key(prompt), solution=form(working, final))
 
     return build_task(parse, config.path, config.heldout_path, config.heldout_fraction)

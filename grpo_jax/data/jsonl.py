@@ -193,9 +193,7 @@ def read_rows(path: str | Path) -> Iterator[tuple[str, Row]]:
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except OSError as error:
-        raise ValueError(
-            f"cannot read the problems in {path}: {error.strerror}; give the path of a JSONL file"
-        ) from error
+        raise ValueError(f"cannot read the problems in {path}: {error.strerror}; give the path of a JSONL file") from error
     for number, line in enumerate(lines, start=1):
         where = f"{path}:{number}"
         try:

@@ -38,9 +38,7 @@ class SFTRows:
     lengths: Int32[np.ndarray, " B"]
 
 
-def sft_rows(
-    prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], width: int, pad_id: int
-) -> SFTRows:
+def sft_rows(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], width: int, pad_id: int) -> SFTRows:
     """Joins each prompt with its completion and pads on the right to `width`.
 
     Raises:

@@ -55,9 +55,7 @@ class PromptTemplate:
         self.config = PromptConfig() if config is None else config
         source = tokenizer.chat_template if self.config.chat_template is None else self.config.chat_template
         if source is None:
-            raise ValueError(
-                f"tokenizer {tokenizer.name!r} brings no chat template; set chat_template in the prompt config"
-            )
+            raise ValueError(f"tokenizer {tokenizer.name!r} brings no chat template; set chat_template in the prompt config")
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:

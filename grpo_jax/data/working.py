@@ -83,8 +83,8 @@ def _operate(operator: str, a: int, b: int, steps: _Steps) -> tuple[str, int]:
     head = f"{a}{operator}{b}"
     if max(a, b) <= 9:
         exact = a + b if operator == "+" else a - b if operator == "-" else a * b
-        line, result = steps.fact(head, abs(exact))
-        result = -result if exact < 0 else result
+        size = steps.fact(head, abs(exact))[1]
+        result = -size if exact < 0 else size
         return f"{head}={result}", result
     if operator == "+":
         lines, result = _add(a, b, steps)

@@ -41,14 +41,13 @@ def judge(
     rows = []
     for index, problem in enumerate(problems):
         ids = tokens[index, starts[index] : stops[index]].tolist()
-        ended = ends[index] == END_EOS
         rows.append(
             RewardInput(
                 prompt=problem.prompt,
-                completion=template.tokenizer.decode(ids[:-1] if ended else ids),
+                completion=template.completion_text(ids),
                 reference=problem.answer,
                 ids=ids,
-                end="eos" if ended else "length",
+                end="eos" if ends[index] == END_EOS else "length",
             )
         )
     return reward.score(rows), rows

@@ -7,10 +7,10 @@ together, which makes the drawn tokens a plain [B, M] array; they are moved to t
 
 from functools import partial
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Int8, Key
 
@@ -24,8 +24,7 @@ END_LENGTH = 0
 END_EOS = 1
 
 
-@flax.struct.dataclass
-class Rollout:
+class Rollout(struct.PyTreeNode):
     """What was sampled. S = T + max_completion.
 
     Attributes:
@@ -46,8 +45,7 @@ class Rollout:
     steps: Int[Array, ""]
 
 
-@flax.struct.dataclass
-class _State:
+class _State(struct.PyTreeNode):
     token: Int[Array, " B"]  # the last token of each row, which sits at index lengths - 1
     lengths: Int[Array, " B"]
     stopped: Bool[Array, " B"]
@@ -125,9 +123,9 @@ def _check(config, prompts_PT, prompt_lengths_P, keys_B, max_completion, stop_id
             f"keys have shape {keys_B.shape}: {prompts} prompts x samples_per_prompt={samples_per_prompt} take "
             f"({prompts * samples_per_prompt},), one typed key a row (see row_keys)."
         )
-    if isinstance(prompt_lengths_P, np.ndarray):
-        if bad := sorted({int(n) for n in prompt_lengths_P if not 1 <= n <= length}):
-            raise ValueError(f"prompt lengths {bad}: each must be from 1 to {length}, the width of the prompts.")
+    host_lengths = prompt_lengths_P.tolist() if isinstance(prompt_lengths_P, np.ndarray) else []
+    if bad := sorted({n for n in host_lengths if not 1 <= n <= length}):
+        raise ValueError(f"prompt lengths {bad}: each must be from 1 to {length}, the width of the prompts.")
 
 
 @partial(
@@ -137,15 +135,11 @@ def _check(config, prompts_PT, prompt_lengths_P, keys_B, max_completion, stop_id
 def _rollout(
     config, params, prompts_PT, prompt_lengths_P, keys_B, *, max_completion, sampler, stop_ids, samples_per_prompt, mesh
 ) -> Rollout:
-    # The loop body reads these every step: per-layer views and the cast are made once, out here.
     layers = unstack_layers(params)
-    compute_dtype = jnp.dtype(config.compute_dtype)
-    kernel_DV = unembedding(config, params).astype(compute_dtype)
-
     prompts, width = prompts_PT.shape
     prompts_PT = constrain(prompts_PT, mesh, ("rows", None))
     # The last token of the longest row is never fed back, so it needs no slot.
-    cache = init_cache(config, prompts, width + max_completion - 1, compute_dtype)
+    cache = init_cache(config, prompts, width + max_completion - 1, config.compute_dtype)
     hidden_PD, cache = prefill(config, params, prompts_PT, prompt_lengths_P, cache, mesh)
 
     prompts_BT, prompt_lengths_B, hidden_BD, cache = jax.tree.map(
@@ -155,6 +149,8 @@ def _rollout(
 
     def extend(state: _State, hidden_BD: Float[Array, "B D"]) -> _State:
         """Draws each row's next token from the hidden state of its last one; rows that have stopped stay as they are."""
+        # Inside the loop, so that a tied embedding's transpose becomes part of the product and not a copy of the table.
+        kernel_DV = unembedding(config, params).astype(hidden_BD.dtype)
         logits_BV = jnp.einsum("BD,DV->BV", hidden_BD, kernel_DV, preferred_element_type=jnp.float32)
         drawn_B, logprobs_B = sample_tokens(logits_BV, position_keys(keys_B, state.lengths), sampler)
         live_B = ~state.stopped
@@ -170,9 +166,7 @@ def _rollout(
 
     def step(state: _State) -> _State:
         # A stopped row feeds its last token to its last slot again and again, which writes what is there already.
-        hidden_BD, cache = decode_step(
-            config, params, layers, state.token, state.lengths - 1, state.cache, mesh
-        )
+        hidden_BD, cache = decode_step(config, params, layers, state.token, state.lengths - 1, state.cache, mesh)
         return extend(state.replace(cache=cache), hidden_BD)
 
     def unfinished(state: _State) -> Bool[Array, ""]:

@@ -8,9 +8,11 @@ ahead, using the same noise, emits the very same tokens.
 
 import dataclasses
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, UInt
 
 
@@ -57,7 +59,8 @@ class SamplerConfig:
         return [f"{name}={values[name]}" for name, default in defaults.items() if values[name] != default]
 
 
-def row_keys(seed: int, step: Int[Array, ""] | int, row_ids_B: Int[Array, " B"]) -> Key[Array, " B"]:
+@partial(jax.jit, static_argnums=0)
+def row_keys(seed: int, step: Int[Array, ""] | int, row_ids_B: Int[Array | np.ndarray, " B"]) -> Key[Array, " B"]:
     """The key of each row's noise: fold_in(fold_in(key(seed), step), row).
 
     Args:

@@ -19,8 +19,9 @@ class MLACache(struct.PyTreeNode):
 class GQACache(struct.PyTreeNode):
     """GQA's memory of one layer: 2 K H numbers per token."""
 
-    key_BSKH: Float[Array, "B S K H"]  # already rotated
-    value_BSKH: Float[Array, "B S K H"]
+    # Heads lead, so that a decode step multiplies the cache as it lies instead of transposing it.
+    key_BKSH: Float[Array, "B K S H"]  # already rotated
+    value_BKSH: Float[Array, "B K S H"]
 
 
 LayerCache = MLACache | GQACache
@@ -39,15 +40,15 @@ def init_cache(config: ModelConfig, batch: int, slots: int, dtype: str | jnp.dty
                 rope_BSR=jnp.zeros((batch, slots, config.mla.rope_dim), dtype),
             )
         assert config.gqa is not None
-        shape = (batch, slots, config.gqa.num_kv_heads, config.gqa.head_dim)
-        return GQACache(key_BSKH=jnp.zeros(shape, dtype), value_BSKH=jnp.zeros(shape, dtype))
+        shape = (batch, config.gqa.num_kv_heads, slots, config.gqa.head_dim)
+        return GQACache(key_BKSH=jnp.zeros(shape, dtype), value_BKSH=jnp.zeros(shape, dtype))
 
     return tuple(layer() for _ in range(config.num_layers))
 
 
 def write_prompt[C: (MLACache, GQACache)](cache: C, new: C) -> C:
     """Writes a whole span of T tokens into slots 0..T-1 of every row."""
-    return jax.tree.map(lambda old, span: old.at[:, : span.shape[1]].set(span.astype(old.dtype)), cache, new)
+    return jax.tree.map(lambda old, span: old.at[..., : span.shape[-2], :].set(span.astype(old.dtype)), cache, new)
 
 
 def write_slots[C: (MLACache, GQACache)](cache: C, new: C, positions_BT: Int[Array, "B T"]) -> C:
@@ -55,7 +56,13 @@ def write_slots[C: (MLACache, GQACache)](cache: C, new: C, positions_BT: Int[Arr
 
     A position outside the cache is dropped, not clamped onto the last slot.
     """
-    rows_B1 = jnp.arange(positions_BT.shape[0])[:, None]
-    return jax.tree.map(
-        lambda old, tokens: old.at[rows_B1, positions_BT].set(tokens.astype(old.dtype), mode="drop"), cache, new
-    )
+
+    def write(old: Array, tokens: Array) -> Array:
+        # Between row and slot GQA has a dimension of heads, MLA has none.
+        heads = old.shape[1:-2]
+        rows = jnp.arange(old.shape[0]).reshape(-1, *(1 for _ in heads), 1)
+        slots = positions_BT.reshape(positions_BT.shape[0], *(1 for _ in heads), -1)
+        index = (rows, *(jnp.arange(size)[:, None] for size in heads), slots)
+        return old.at[index].set(tokens.astype(old.dtype), mode="drop", unique_indices=True)
+
+    return jax.tree.map(write, cache, new)

@@ -1,14 +1,13 @@
 """Grouped-query attention (arXiv 2305.13245), with multi-head and multi-query attention as its ends."""
 
 import flax.linen as nn
-import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
 from grpo_jax.model import attention
 from grpo_jax.model.cache import GQACache, write_slots
 from grpo_jax.model.config import ModelConfig
-from grpo_jax.model.linear import project, residual_std, weight
+from grpo_jax.model.linear import project, residual_weight, weight
 from grpo_jax.model.rope import Rotary, rotate
 from grpo_jax.parallel import constrain
 from grpo_jax.types import Array
@@ -24,12 +23,10 @@ class GroupedQueryAttention(nn.Module):
         config, gqa = self.config, self.config.gqa
         assert gqa is not None
         D, N, K, H = config.embed_dim, gqa.num_heads, gqa.num_kv_heads, gqa.head_dim
-        std = config.initializer_range
-        kv_axes = ("embed", "kv_heads", "head_dim")
-        self.query = weight(self, config, "query", (D, N, H), ("embed", "heads", "head_dim"), std)
-        self.key = weight(self, config, "key", (D, K, H), kv_axes, std)
-        self.value = weight(self, config, "value", (D, K, H), kv_axes, std)
-        self.out = weight(self, config, "out", (N, H, D), ("heads", "head_dim", "embed"), residual_std(config))
+        self.query = weight(self, config, "query", (D, N, H), ("embed", "heads", "head_dim"))
+        self.key = weight(self, config, "key", (D, K, H), ("embed", "kv_heads", "head_dim"))
+        self.value = weight(self, config, "value", (D, K, H), ("embed", "kv_heads", "head_dim"))
+        self.out = residual_weight(self, config, "out", (N, H, D), ("heads", "head_dim", "embed"))
         self.scale = gqa.scale
 
     def __call__(self, x_BTD: Float[Array, "B T D"], turn: Rotary) -> tuple[Float[Array, "B T D"], GQACache]:
@@ -44,24 +41,19 @@ class GroupedQueryAttention(nn.Module):
         """Writes the new tokens to the slots of their positions, then attends to slots up to each position."""
         query, new = self._project(x_BTD, turn)
         cache = write_slots(cache, new, positions_BT)
-        mask_BTS = attention.slot_mask(positions_BT, cache.key_BSKH.shape[1])
+        mask_BTS = attention.slot_mask(positions_BT, cache.key_BKSH.shape[2])
         return self._attend(query, cache, mask_BTS), cache
 
     def _project(self, x_BTD: Array, turn: Rotary) -> tuple[Array, GQACache]:
-        heads, kv_heads = ("rows", None, "heads", None), ("rows", None, "kv_heads", None)
-        query = constrain(project(x_BTD, self.query), self.mesh, heads)
-        key = constrain(project(x_BTD, self.key), self.mesh, kv_heads)
-        value = constrain(project(x_BTD, self.value), self.mesh, kv_heads)
-        return rotate(query, turn), GQACache(key_BSKH=rotate(key, turn), value_BSKH=value)
+        kv_heads = ("rows", None, "kv_heads", None)
+        query_BTNH = constrain(project(x_BTD, self.query), self.mesh, ("rows", None, "heads", None))
+        key_BTKH = constrain(project(x_BTD, self.key), self.mesh, kv_heads)
+        value_BTKH = constrain(project(x_BTD, self.value), self.mesh, kv_heads)
+        new = GQACache(key_BKSH=attention.heads_lead(rotate(key_BTKH, turn)), value_BKSH=attention.heads_lead(value_BTKH))
+        return rotate(query_BTNH, turn) * self.scale, new
 
     def _attend(self, query_BTNH: Array, kv: GQACache, mask_BTS: Array) -> Array:
-        B, T, N, H = query_BTNH.shape
-        K = kv.key_BSKH.shape[2]
         dtype = query_BTNH.dtype
-        # g counts the query heads of one group, so keys and values are never repeated.
-        query_BTKgH = query_BTNH.reshape(B, T, K, N // K, H)
-        scores = jnp.einsum("BTKgH,BSKH->BKgTS", query_BTKgH * self.scale, kv.key_BSKH.astype(dtype))
-        weights = attention.softmax(scores, mask_BTS[:, None, None], dtype)
-        read = jnp.einsum("BKgTS,BSKH->BTKgH", weights, kv.value_BSKH.astype(dtype)).reshape(B, T, N, H)
-        read = constrain(read, self.mesh, ("rows", None, "heads", None))
-        return constrain(project(read, self.out, contracted=2), self.mesh, ("rows", None, None))
+        read_BTNH = attention.attend(query_BTNH, kv.key_BKSH.astype(dtype), kv.value_BKSH.astype(dtype), mask_BTS)
+        read_BTNH = constrain(read_BTNH, self.mesh, ("rows", None, "heads", None))
+        return constrain(project(read_BTNH, self.out, contracted=2), self.mesh, ("rows", None, None))

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
-from grpo_jax.model import attention, linear
+from grpo_jax.model import attention
 from grpo_jax.model.cache import MLACache, write_slots
 from grpo_jax.model.config import ModelConfig
-from grpo_jax.model.linear import project
+from grpo_jax.model.linear import project, residual_weight, weight
 from grpo_jax.model.norm import RMSNorm
 from grpo_jax.model.rope import Rotary, rotate
 from grpo_jax.parallel import constrain
@@ -32,38 +32,31 @@ class MultiHeadLatentAttention(nn.Module):
         D, N, C, R, H, Hv = (
             config.embed_dim, mla.num_heads, mla.kv_rank, mla.rope_dim, mla.nope_dim, mla.value_dim,
         )  # fmt: skip
-        std = config.initializer_range
-
-        def weight(name: str, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> Array:
-            return linear.weight(self, config, name, shape, axes, std)
-
         if mla.q_rank is None:
-            self.query = weight("query", (D, N, H + R), ("embed", "heads", "head_dim"))
+            self.query = weight(self, config, "query", (D, N, H + R), ("embed", "heads", "head_dim"))
         else:
-            self.query_down = weight("query_down", (D, mla.q_rank), ("embed", "q_rank"))
-            self.query_norm = RMSNorm(config.norm_eps, config.param_dtype)
-            self.query_up = weight("query_up", (mla.q_rank, N, H + R), ("q_rank", "heads", "head_dim"))
-        self.kv_down = weight("kv_down", (D, C + R), ("embed", "kv_rank"))
-        self.kv_norm = RMSNorm(config.norm_eps, config.param_dtype)
-        self.key_up = weight("key_up", (C, N, H), ("kv_rank", "heads", "head_dim"))
-        self.value_up = weight("value_up", (C, N, Hv), ("kv_rank", "heads", "head_dim"))
-        self.out = linear.weight(
-            self, config, "out", (N, Hv, D), ("heads", "head_dim", "embed"), linear.residual_std(config)
-        )
+            self.query_down = weight(self, config, "query_down", (D, mla.q_rank), ("embed", "q_rank"))
+            self.query_norm = RMSNorm(config)
+            self.query_up = weight(self, config, "query_up", (mla.q_rank, N, H + R), ("q_rank", "heads", "head_dim"))
+        self.kv_down = weight(self, config, "kv_down", (D, C + R), ("embed", "kv_rank"))
+        self.kv_norm = RMSNorm(config)
+        self.key_up = weight(self, config, "key_up", (C, N, H), ("kv_rank", "heads", "head_dim"))
+        self.value_up = weight(self, config, "value_up", (C, N, Hv), ("kv_rank", "heads", "head_dim"))
+        self.out = residual_weight(self, config, "out", (N, Hv, D), ("heads", "head_dim", "embed"))
         self.nope_dim, self.kv_rank, self.q_rank, self.scale = H, C, mla.q_rank, mla.scale
 
     def __call__(self, x_BTD: Float[Array, "B T D"], turn: Rotary) -> tuple[Float[Array, "B T D"], MLACache]:
         """Causal attention within the span, unabsorbed; also returns the latents and rotary keys a cache would keep."""
-        nope_BTNH, rope_BTNR = self._queries(x_BTD, turn)
+        query_BTNH = jnp.concatenate(self._queries(x_BTD, turn), axis=-1)
         new = self._latents(x_BTD, turn)
         heads = ("rows", None, "heads", None)
         key_BSNH = constrain(project(new.latent_BSC, self.key_up), self.mesh, heads)
         value_BSNV = constrain(project(new.latent_BSC, self.value_up), self.mesh, heads)
-        scores_BNTS = jnp.einsum("BTNH,BSNH->BNTS", nope_BTNH, key_BSNH)
-        scores_BNTS += jnp.einsum("BTNR,BSR->BNTS", rope_BTNR, new.rope_BSR)
-        weights = attention.softmax(scores_BNTS, attention.causal_mask(x_BTD.shape[1]), x_BTD.dtype)
-        read_BTNV = constrain(jnp.einsum("BNTS,BSNV->BTNV", weights, value_BSNV), self.mesh, heads)
-        return self._project_out(read_BTNV), new
+        shared_BSNR = jnp.broadcast_to(new.rope_BSR[:, :, None], (*key_BSNH.shape[:-1], new.rope_BSR.shape[-1]))
+        key_BNSH = attention.heads_lead(jnp.concatenate([key_BSNH, shared_BSNR], axis=-1))
+        mask_TS = attention.causal_mask(x_BTD.shape[1])
+        read_BTNV = attention.attend(query_BTNH, key_BNSH, attention.heads_lead(value_BSNV), mask_TS[None])
+        return self._project_out(constrain(read_BTNV, self.mesh, heads)), new
 
     def extend(
         self, x_BTD: Float[Array, "B T D"], turn: Rotary, positions_BT: Int[Array, "B T"], cache: MLACache

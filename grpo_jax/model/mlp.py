@@ -6,7 +6,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float
 
 from grpo_jax.model.config import ModelConfig
-from grpo_jax.model.linear import project, residual_std, weight
+from grpo_jax.model.linear import project, residual_weight, weight
 from grpo_jax.parallel import constrain
 from grpo_jax.types import Array
 
@@ -20,10 +20,10 @@ class SwiGLU(nn.Module):
     @nn.compact
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         config = self.config
-        D, F, std = config.embed_dim, config.mlp_dim, config.initializer_range
-        gate_DF = weight(self, config, "gate", (D, F), ("embed", "mlp"), std)
-        up_DF = weight(self, config, "up", (D, F), ("embed", "mlp"), std)
-        down_FD = weight(self, config, "down", (F, D), ("mlp", "embed"), residual_std(config))
+        D, F = config.embed_dim, config.mlp_dim
+        gate_DF = weight(self, config, "gate", (D, F), ("embed", "mlp"))
+        up_DF = weight(self, config, "up", (D, F), ("embed", "mlp"))
+        down_FD = residual_weight(self, config, "down", (F, D), ("mlp", "embed"))
         hidden_BTF = jax.nn.silu(project(x_BTD, gate_DF)) * project(x_BTD, up_DF)
         hidden_BTF = constrain(hidden_BTF, self.mesh, ("rows", None, "mlp"))
         return constrain(project(hidden_BTF, down_FD), self.mesh, ("rows", None, None))

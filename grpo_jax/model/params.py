@@ -15,6 +15,8 @@ Checkpoint loaders are written against this tree. A kernel is applied as `x @ ke
 """
 
 import functools
+import math
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -22,30 +24,65 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from grpo_jax.model.config import ModelConfig
+from grpo_jax.model.linear import Declared
 from grpo_jax.model.transformer import Transformer, unstack
 from grpo_jax.parallel import LOGICAL_TO_MESH, MeshShape
 from grpo_jax.types import Array, AxesTree, Params, PRNGKey
 
 
-def _boxed_init(config: ModelConfig, key: PRNGKey) -> Params:
-    return Transformer(config).init(key, jnp.zeros((1, 1), jnp.int32))["params"]
+def _declared(config: ModelConfig) -> dict:
+    """The parameter tree with a Declared of abstract arrays at every leaf."""
+    return jax.eval_shape(Transformer(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+
+
+def _is_declared(node: Any) -> bool:
+    return isinstance(node, Declared)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def init_params(config: ModelConfig, key: PRNGKey) -> Params:
     """New parameters; the same config and key give the same numbers on any device and any mesh."""
-    return nn.meta.unbox(_boxed_init(config, key))
+    outside = _declared(config)
+    # Inside the scan a layer's arrays have no leading L.
+    stacked = outside.pop("layers")
+    layer = jax.tree.map(_without_layers, stacked, is_leaf=_is_declared)
+    outside_key, layers_key = jax.random.split(key)
+
+    def next_layer(number: Array, _: None) -> tuple[Array, Params]:
+        return number + 1, _draw(layer, jax.random.fold_in(layers_key, number))
+
+    _, layers = jax.lax.scan(next_layer, jnp.uint32(0), length=config.num_layers)
+    return _draw(outside, outside_key) | {"layers": layers}
+
+
+def _without_layers(leaf: Declared) -> Declared:
+    array = leaf.value
+    return leaf.replace(value=jax.ShapeDtypeStruct(array.shape[1:], array.dtype))
+
+
+def _draw(declared: Params, key: PRNGKey) -> Params:
+    """One draw from the standard normal, cut into the arrays that are random, each scaled as declared."""
+    leaves, tree = jax.tree.flatten(declared, is_leaf=_is_declared)
+    sizes = [math.prod(leaf.value.shape) if leaf.std else 0 for leaf in leaves]
+    normal = jax.random.normal(key, (sum(sizes),))
+    arrays, start = [], 0
+    for leaf, size in zip(leaves, sizes, strict=True):
+        array = jnp.float32(leaf.mean)
+        if size:
+            array += leaf.std * normal[start : start + size].reshape(leaf.value.shape)
+        arrays.append(jnp.broadcast_to(array, leaf.value.shape).astype(leaf.value.dtype))
+        start += size
+    return jax.tree.unflatten(tree, arrays)
 
 
 def abstract_params(config: ModelConfig) -> Params:
     """The tree of init_params with jax.ShapeDtypeStruct leaves; allocates nothing."""
-    return jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
+    return nn.meta.unbox(_declared(config))
 
 
 def param_axes(config: ModelConfig) -> AxesTree:
     """The tree of init_params with each array's logical axis names, one tuple per array."""
-    boxed = jax.eval_shape(lambda key: _boxed_init(config, key), jax.random.key(0))
-    return jax.tree.map(lambda box: tuple(box.names), boxed, is_leaf=lambda node: isinstance(node, nn.Partitioned))
+    return jax.tree.map(lambda leaf: tuple(leaf.names), _declared(config), is_leaf=_is_declared)
 
 
 def unembedding(config: ModelConfig, params: Params) -> Float[Array, "D V"]:

@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -51,7 +52,8 @@ def _yarn_kept(yarn: YarnConfig, theta: float, dim: int) -> np.ndarray:
 def rotary(config: RopeConfig, dim: int, positions: Int[Array, "... T"]) -> Rotary:
     """The rotation of each position. YaRN's attention factor is not in it: it belongs to the softmax scale."""
     angles = positions[..., None].astype(jnp.float32) * jnp.asarray(frequencies(config, dim), jnp.float32)
-    return Rotary(jnp.cos(angles), jnp.sin(angles))
+    # Without the barrier XLA fuses cosines and sines into every use and computes them again for each row and head.
+    return jax.lax.optimization_barrier(Rotary(jnp.cos(angles), jnp.sin(angles)))
 
 
 def rotate(x: Float[Array, "... T heads dim"], turn: Rotary) -> Float[Array, "... T heads dim"]:

@@ -36,10 +36,10 @@ class Layer(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        self.attention_norm = RMSNorm(config.norm_eps, config.param_dtype)
+        self.attention_norm = RMSNorm(config)
         attention_module: Any = MultiHeadLatentAttention if config.mla else GroupedQueryAttention
         self.attention = attention_module(config, self.mesh)
-        self.mlp_norm = RMSNorm(config.norm_eps, config.param_dtype)
+        self.mlp_norm = RMSNorm(config)
         self.mlp = SwiGLU(config, self.mesh)
 
     def __call__(self, x_BTD: Array, turn: Rotary) -> tuple[Array, None]:
@@ -67,8 +67,7 @@ class Embedding(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        shape, axes = (config.vocab_size, config.embed_dim), ("vocab", "embed")
-        self.embedding = weight(self, config, "embedding", shape, axes, config.initializer_range)
+        self.embedding = weight(self, config, "embedding", (config.vocab_size, config.embed_dim), ("vocab", "embed"))
 
     def __call__(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         return jnp.take(self.embedding, tokens_BT, axis=0)
@@ -86,8 +85,7 @@ class Unembedding(nn.Module):
     @nn.compact
     def __call__(self) -> Float[Array, "D V"]:
         config = self.config
-        shape = (config.embed_dim, config.vocab_size)
-        return weight(self, config, "kernel", shape, ("embed", "vocab"), config.initializer_range)
+        return weight(self, config, "kernel", (config.embed_dim, config.vocab_size), ("embed", "vocab"))
 
 
 class Transformer(nn.Module):
@@ -105,7 +103,7 @@ class Transformer(nn.Module):
         config = self.config
         self.embed = Embedding(config)
         self.layers = _scanned_layers(config)(config, self.mesh)
-        self.final_norm = RMSNorm(config.norm_eps, config.param_dtype)
+        self.final_norm = RMSNorm(config)
         if not config.tie_embeddings:
             self.unembed = Unembedding(config)
 

@@ -118,9 +118,7 @@ class Advantages(NamedTuple):
     stats: AdvantageStats
 
 
-def group_advantages(
-    rewards_B: Float[jax.Array | np.ndarray, " B"], group_size: int, config: AdvantageConfig
-) -> Advantages:
+def group_advantages(rewards_B: Float[jax.Array | np.ndarray, " B"], group_size: int, config: AdvantageConfig) -> Advantages:
     """(r − baseline) / scale, with the statistics of each group of `group_size` neighbouring rows.
 
     Args:

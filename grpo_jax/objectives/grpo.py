@@ -83,9 +83,7 @@ def row_weights(config: GRPOConfig, live_B: Bool[Array, " B"]) -> Float[Array, "
     return _DEAD_GROUPS[config.dead_groups](live_B)
 
 
-def grpo_denominator(
-    config: GRPOConfig, mask_BT: Bool[Array, "B T"], row_weight_B: Float[Array, " B"]
-) -> Float[Array, ""]:
+def grpo_denominator(config: GRPOConfig, mask_BT: Bool[Array, "B T"], row_weight_B: Float[Array, " B"]) -> Float[Array, ""]:
     """What the `loss_sum`s of a batch are divided by: its rows for sequence_mean, its tokens for token_mean.
 
     Rows without a completion token and rows of weight 0 do not count. Computed over the whole batch, not over a

@@ -10,9 +10,7 @@ from jaxtyping import Array, Bool, Int
 __all__ = ["completion_mask"]
 
 
-def completion_mask(
-    prompt_lengths_B: Int[Array, "B"], lengths_B: Int[Array, "B"], num_tokens: int
-) -> Bool[Array, "B T"]:
+def completion_mask(prompt_lengths_B: Int[Array, "B"], lengths_B: Int[Array, "B"], num_tokens: int) -> Bool[Array, "B T"]:
     """True where a row's completion stands: `prompt_lengths <= t < lengths`, its EOS included.
 
     Args:

@@ -44,7 +44,7 @@ def clipped_surrogate(
     0 · ∞ = NaN backwards.
     """
     old_BT = jax.lax.stop_gradient(old_logprobs_BT)
-    log_ratio_BT = jnp.where(mask_BT, logprobs_BT, 0.0) - jnp.where(mask_BT, old_BT, 0.0)
+    log_ratio_BT = jnp.where(mask_BT, logprobs_BT - old_BT, 0.0)
     ratio_BT = jnp.exp(saturate(log_ratio_BT))
     advantages_BT = jnp.where(mask_BT, jax.lax.stop_gradient(advantages_B)[:, None], 0.0)
     clipped_low_BT = (ratio_BT < 1.0 - clip_low) & (advantages_BT < 0)

@@ -1,8 +1,8 @@
 """Sympy in a process of its own, which ends when an answer takes too long.
 
 Simplification can run for ever, and an integer power inside it holds the interpreter lock, so neither a thread nor a
-signal handler stops it (and handlers run on the main thread only). The system can end a process. It is started from a file of its
-own rather than forked, because the trainer's process has threads, and it imports nothing of the trainer.
+signal handler stops it (and handlers run on the main thread only). The system can end a process. It is started from a
+file of its own rather than forked, because the trainer's process has threads, and it imports nothing of the trainer.
 """
 
 import functools
@@ -108,6 +108,9 @@ class SympyProcess:
             greeting = self._read_line(process, self.start_limit)
         except TimeoutError:
             greeting = None
+        except BaseException:
+            self._stop()
+            raise
         if greeting != "ready":
             self._stop()
             raise RuntimeError(

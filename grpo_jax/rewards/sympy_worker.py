@@ -1,7 +1,8 @@
 """The sympy worker: reads pairs of trees, one JSON line each, and writes "equal" or "different" for each.
 
-Run as a script with the time limit of one question in seconds of processor time; imports the standard library and sympy only. Builds expressions from the
-closed grammar of expression.py by calling sympy's constructors, so no text is ever evaluated.
+Run as a script with the time limit of one question in seconds of processor time; imports the standard library and sympy
+only. Builds expressions from the closed grammar of expression.py by calling sympy's constructors, so no text is ever
+evaluated.
 """
 
 import contextlib

@@ -88,6 +88,7 @@ def test_an_export_loads_onto_a_mesh(exported):
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
 
 
+@pytest.mark.parametrize("exported", ["gqa"], indirect=True)
 def test_plain_orbax_reads_the_parameters_without_this_library(exported, tmp_path):
     _, params, folder = exported
     program = """

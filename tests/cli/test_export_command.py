@@ -4,11 +4,13 @@ import dataclasses
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from grpo_jax.checkpoint import RunCheckpoints, load_exported, read_model_json
 from grpo_jax.cli.export import main
+from grpo_jax.model import abstract_params
 from grpo_jax.training import configfile
 from grpo_jax.training.experiment import build_experiment
 from grpo_jax.training.position import Position
@@ -25,8 +27,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, Param
     path = tmp_path_factory.mktemp("runs") / "run"
     config = configfile.load(SMOKE, [("run_dir", str(path))])
     experiment = build_experiment(config)
-    params = experiment.initial_params()
-    later = jax.tree.map(lambda leaf: leaf + 1, params)
+    rng = np.random.default_rng(0)
+    params, later = (
+        jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), abstract_params(experiment.model))
+        for _ in range(2)
+    )
     with open_run(config, resume=False) as directory, RunCheckpoints(directory.checkpoints) as checkpoints:
         position = Position.start("sft", experiment.task.stages, experiment.tokenizer.fingerprint())
         checkpoints.save(1, {"train": TrainState.create(params, experiment.sft_step_config)}, position.to_json())

@@ -1,7 +1,7 @@
 """`python train.py` prints what it would run, refuses what it cannot with one line, and starts no device for either."""
 
 import errno
-import os
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -99,30 +99,32 @@ def test_fault_of_the_program_keeps_its_traceback(error: Exception, monkeypatch:
         cli.main([], default_config=SMOKE)
 
 
-def test_default_configuration_of_train_py_is_the_arithmetic_run_from_any_folder(tmp_path: Path) -> None:
-    program = [sys.executable, str(ROOT / "train.py"), "--print_config"]
-    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
+# Runs train.py as a program does, and then tells how many backends it has started: the number of virtual devices is
+# fixed when a backend starts, so none must start before the mesh is known.
+PROGRAM = """
+import runpy, sys
+import grpo_jax.training.loop
+sys.argv = ["train.py", "--print_config"]
+try:
+    runpy.run_path(sys.path[0] + "/train.py", run_name="__main__")
+except SystemExit as end:
+    assert end.code == 0
+from jax._src import xla_bridge
+sys.exit(len(xla_bridge._backends))
+"""
+
+
+def test_train_py_takes_the_arithmetic_run_from_any_folder_and_starts_no_backend(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})" + PROGRAM]
+    done = subprocess.run(program, cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0
     (tmp_path / "printed.yaml").write_text(done.stdout)
     assert configfile.load(tmp_path / "printed.yaml") == configfile.load(ROOT / "configs" / "arithmetic.yaml")
 
 
-def test_terminal_without_unicode_costs_characters_and_not_the_run(tmp_path: Path) -> None:
-    program = [sys.executable, str(ROOT / "train.py"), "--help"]
-    done = subprocess.run(
-        program, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0 and "fsdp ? tensor" in done.stdout
-
-
-def test_parsing_starts_no_backend() -> None:
-    # The number of virtual devices is fixed when a backend starts, so it must not start before the mesh is known.
-    program = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from grpo_jax.cli.train import main\n"
-        "import grpo_jax.training.loop\n"
-        "main(['--config', sys.argv[1], '--print_config'])\n"
-        "from jax._src import xla_bridge\n"
-        "sys.exit(len(xla_bridge._backends))\n"
-    )
-    assert subprocess.run([sys.executable, "-c", program, str(SMOKE)], stdout=subprocess.DEVNULL, cwd=ROOT).returncode == 0
+def test_terminal_without_unicode_costs_characters_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    assert cli.main(["--help"]) == cli.FINISHED
+    stdout.seek(0)
+    assert "fsdp ? tensor" in stdout.read()

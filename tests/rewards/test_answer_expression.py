@@ -36,7 +36,7 @@ def texts():
     return st.recursive(numbers, extend, max_leaves=10)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(texts())
 def test_precedence_and_signs_are_those_of_arithmetic(text):
     if len(text) > 200:

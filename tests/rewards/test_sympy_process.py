@@ -108,6 +108,18 @@ def test_questions_from_other_threads_get_their_own_answers(worker):
     assert answers == {i: i == i % 3 for i in range(12)}
 
 
+def test_an_interruption_while_the_worker_starts_does_not_shift_the_answers(monkeypatch):
+    worker = SympyProcess()
+
+    def interrupted(process, limit):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(worker, "_read_line", interrupted)
+        worker.equal(X_PLUS_X, TWO_X)
+    assert worker.pid is None
+
+
 def test_an_interruption_between_question_and_answer_does_not_shift_the_answers(worker, monkeypatch):
     worker.equal(X_PLUS_X, TWO_X)
 
