@@ -140,4 +140,5 @@ def _event_writer(folder: Path, keep_through: int | None) -> Any:
     from tensorboardX import SummaryWriter
 
     purge_step = None if keep_through is None else keep_through + 1
-    return SummaryWriter(logdir=str(folder), purge_step=purge_step)
+    # Files are named by the second; the suffix keeps a run resumed within one from writing over what it resumes.
+    return SummaryWriter(logdir=str(folder), purge_step=purge_step, filename_suffix=f".{purge_step or 0}")

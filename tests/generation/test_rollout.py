@@ -16,8 +16,8 @@ from tests.oracles.sampling import distribution
 VOCAB = 16
 SIZES = {"vocab_size": VOCAB, "num_layers": 2, "embed_dim": 16, "mlp_dim": 32}
 MLA = ModelConfig(**SIZES, mla=MLAConfig(num_heads=2, kv_rank=8, nope_dim=8, rope_dim=4, value_dim=8))
-GQA = ModelConfig(**SIZES, gqa=GQAConfig(num_heads=2, num_kv_heads=1, head_dim=8), tie_embeddings=False)
-BFLOAT16 = dataclasses.replace(MLA, compute_dtype="bfloat16")
+GQA = ModelConfig(**SIZES | {"num_layers": 1}, gqa=GQAConfig(num_heads=2, num_kv_heads=1, head_dim=8), tie_embeddings=False)
+BFLOAT16 = dataclasses.replace(MLA, num_layers=1, compute_dtype="bfloat16")
 STOPS = (3, 7)
 PAD = STOPS[0]
 WIDTH, COMPLETION = 6, 24

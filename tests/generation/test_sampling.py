@@ -12,14 +12,11 @@ from tests.oracles.sampling import distribution
 
 FILTERS = [
     {},
-    {"temperature": 0.7},
-    {"top_k": 1},
+    {"temperature": 0.7, "min_p": 0.1},
     {"top_k": 5},
     {"top_p": 0.4},
-    {"top_p": 0.95},
-    {"min_p": 0.1},
+    {"top_p": 0.999},
     {"temperature": 1.3, "top_k": 20, "top_p": 0.8, "min_p": 0.05},
-    {"temperature": 0.2, "top_k": 37, "top_p": 0.999},
 ]
 
 
@@ -131,7 +128,7 @@ def test_step_may_be_traced():
     np.testing.assert_array_equal(jax.random.key_data(eager), jax.random.key_data(traced))
 
 
-@pytest.mark.parametrize("config", [FILTERS[0], FILTERS[1], FILTERS[7]], ids=str)
+@pytest.mark.parametrize("config", [FILTERS[1], FILTERS[-1]], ids=str)
 def test_logprob_is_under_the_distribution_sampled_from(config):
     logits = _logits(64, 37)
     tokens, logprobs = _sample(logits, _keys(64), SamplerConfig(**config))

@@ -25,6 +25,9 @@ from tests.oracles import objectives as oracle
 
 B, T = 6, 9
 AGGREGATIONS = get_args(get_type_hints(GRPOConfig)["aggregation"])
+# Shared by the tests that are about no option in particular, so that each shape compiles once.
+CONFIGS = {name: GRPOConfig(aggregation=name, clip_high=0.28, kl_coef=0.1) for name in AGGREGATIONS}
+CONFIG = CONFIGS["sequence_mean"]
 TOKEN_INPUTS = ("logprobs", "old", "ref", "sampler", "entropy")
 
 
@@ -99,7 +102,7 @@ def expected(config, data):
 @given(seed=st.integers(0, 10_000), drift=st.sampled_from([0.0, 0.1, 1.0, 15.0]))
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_loss_and_metrics_match_the_oracle(aggregation, seed, drift):
-    config = GRPOConfig(aggregation=aggregation, clip_high=0.28, kl_coef=0.1)
+    config = CONFIGS[aggregation]
     data = batch(seed, drift)
     loss, metrics, _ = evaluate(config, data)
     found = expected(config, data)
@@ -112,7 +115,7 @@ def test_loss_and_metrics_match_the_oracle(aggregation, seed, drift):
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("seed", range(3))
 def test_gradient_matches_finite_differences_of_the_oracle(aggregation, seed):
-    config = GRPOConfig(aggregation=aggregation, kl_coef=0.1)
+    config = CONFIGS[aggregation]
     data = batch(seed)
     _, _, gradient = evaluate(config, data)
     numeric = oracle.gradient(lambda x: expected(config, data | {"logprobs": x})["loss"], data["logprobs"], step=1e-6)
@@ -123,7 +126,7 @@ def test_gradient_matches_finite_differences_of_the_oracle(aggregation, seed):
 @pytest.mark.parametrize("garbage", [1e4, -1e4, np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_padding_changes_nothing_whatever_it_holds_and_has_exactly_zero_gradient(aggregation, garbage):
-    config = GRPOConfig(aggregation=aggregation)
+    config = CONFIGS[aggregation]
     data = batch()
     clean_loss, clean_metrics, clean_gradient = evaluate(config, data)
     for names in (*((name,) for name in TOKEN_INPUTS), TOKEN_INPUTS):
@@ -138,7 +141,7 @@ def test_padding_changes_nothing_whatever_it_holds_and_has_exactly_zero_gradient
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_more_padding_changes_nothing(aggregation):
-    config = GRPOConfig(aggregation=aggregation)
+    config = CONFIGS[aggregation]
     data = batch()
     larger = {n: np.pad(v, ((0, 2), (0, 4)) if v.ndim == 2 else (0, 2)) for n, v in data.items()}
     larger["row_weight"][B:] = 1.0  # what counts is that the added rows have no completion
@@ -152,7 +155,7 @@ def test_more_padding_changes_nothing(aggregation):
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_row_order_does_not_matter(aggregation):
-    config = GRPOConfig(aggregation=aggregation)
+    config = CONFIGS[aggregation]
     data = batch()
     order = np.random.default_rng(1).permutation(B)
     loss, metrics, gradient = evaluate(config, data)
@@ -167,7 +170,7 @@ def test_row_order_does_not_matter(aggregation):
 @pytest.mark.parametrize("cuts", [(1,), (5,), (1, 2, 3, 4, 5)])
 def test_micro_batches_of_any_size_add_up_to_the_whole_batch(aggregation, cuts):
     """Uneven cuts: means of micro-batch means would weigh the lone row of (1,) like the five others together."""
-    config = GRPOConfig(aggregation=aggregation)
+    config = CONFIGS[aggregation]
     data = batch()
     loss, metrics, gradient = evaluate(config, data)
     denominator = grpo_denominator(config, data["mask"], data["row_weight"])
@@ -186,7 +189,7 @@ def test_micro_batches_of_any_size_add_up_to_the_whole_batch(aggregation, cuts):
 
 
 def test_sums_stacked_by_scan_reduce_to_the_whole_batch():
-    config = GRPOConfig()
+    config = CONFIG
     data = {name: jnp.asarray(values) for name, values in batch().items()}
     stacked = jax.lax.map(lambda part: sums(config, part)[1], {n: v.reshape(3, 2, *v.shape[1:]) for n, v in data.items()})
     for name, value in finalize_metrics(reduce_sums(stacked)).items():
@@ -211,7 +214,7 @@ def test_without_old_logprobs_the_ratio_is_exactly_one_and_the_gradient_is_the_p
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_a_dropped_row_is_outside_the_loss_and_its_denominator(aggregation):
-    config = GRPOConfig(aggregation=aggregation)
+    config = CONFIGS[aggregation]
     data = batch()
     kept = np.flatnonzero(data["row_weight"])
     loss, _, gradient = evaluate(config, data)
@@ -224,7 +227,7 @@ def test_a_dropped_row_is_outside_the_loss_and_its_denominator(aggregation):
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_a_batch_of_dropped_rows_has_zero_loss_and_gradient_and_is_still_measured(aggregation):
     data = batch() | {"row_weight": np.zeros(B, np.float32)}
-    loss, metrics, gradient = evaluate(GRPOConfig(aggregation=aggregation), data)
+    loss, metrics, gradient = evaluate(CONFIGS[aggregation], data)
     assert loss == 0.0 and metrics["policy_loss"] == 0.0
     np.testing.assert_array_equal(gradient, 0.0)
     assert metrics["entropy"] > 0 and metrics["kl"] > 0 and metrics["tokens"] == data["mask"].sum()
@@ -232,7 +235,7 @@ def test_a_batch_of_dropped_rows_has_zero_loss_and_gradient_and_is_still_measure
 
 def test_no_metric_is_nan_where_there_is_no_token():
     data = batch() | {"mask": np.zeros((B, T), bool)}
-    loss, metrics, gradient = evaluate(GRPOConfig(), data)
+    loss, metrics, gradient = evaluate(CONFIG, data)
     assert loss == 0.0 and not np.any(gradient)
     assert not any(np.isnan(value) for value in metrics.values())
 
@@ -242,23 +245,23 @@ def test_far_off_tokens_are_counted_and_their_gradient_is_finite():
     for name, places in (("old", (1,)), ("ref", (1, 2))):
         for place in places:
             data[name][0, place] = data["logprobs"][0, place] + 500
-    _, metrics, gradient = evaluate(GRPOConfig(kl_coef=1.0), data)
+    _, metrics, gradient = evaluate(CONFIG, data)
     assert metrics["ratio_clamped"] == 1 and metrics["kl_clamped"] == 2
     assert np.all(np.isfinite(gradient))
-    assert gradient[0, 2] < -1e6  # far below the reference: pulled up as hard as at the limit, not let go
+    assert gradient[0, 2] < -1e5  # far below the reference: pulled up as hard as at the limit, not let go
 
 
 def test_only_the_policys_logprobs_get_a_gradient():
     data = {name: jnp.asarray(values) for name, values in batch().items()}
     others = ("old", "ref", "sampler", "entropy", "advantages")
-    gradients = jax.jit(jax.grad(lambda chosen: sums(GRPOConfig(), data | chosen)[0]))({name: data[name] for name in others})
+    gradients = jax.jit(jax.grad(lambda chosen: sums(CONFIG, data | chosen)[0]))({name: data[name] for name in others})
     for name, gradient in gradients.items():
         np.testing.assert_array_equal(gradient, 0.0, err_msg=name)
 
 
 def test_the_kl_needs_a_reference_and_zero_kl_does_not():
-    with pytest.raises(ValueError, match=r"ref_logprobs is None, but kl_coef is 0\.02"):
-        sums(GRPOConfig(), batch() | {"ref": None})
+    with pytest.raises(ValueError, match=r"ref_logprobs is None, but kl_coef is 0\.1"):
+        sums(CONFIG, batch() | {"ref": None})
     _, metrics, _ = evaluate(GRPOConfig(kl_coef=0.0), batch() | {"ref": None, "sampler": None})
     assert metrics.keys().isdisjoint({"kl", "kl_loss", "kl_clamped", "mismatch_kl", "mismatch_max", "ess"})
 
@@ -274,7 +277,7 @@ def test_zero_kl_with_a_reference_measures_it_and_adds_nothing():
 
 def test_the_mismatch_is_nothing_where_sampler_and_policy_agree():
     data = batch()
-    metrics = evaluate(GRPOConfig(), data | {"sampler": data["old"]})[1]
+    metrics = evaluate(CONFIG, data | {"sampler": data["old"]})[1]
     assert metrics["mismatch_kl"] == 0.0 and metrics["mismatch_max"] == 0.0
     np.testing.assert_allclose(metrics["ess"], 1.0, rtol=1e-6)
 
@@ -290,7 +293,7 @@ def test_the_denominator_counts_what_is_trained_on(aggregation, count):
     """Of the six rows one is dropped and one has no completion."""
     data = batch()
     np.testing.assert_array_equal(data["mask"].sum(1), [8, 2, 5, 1, 0, 1])
-    found = grpo_denominator(GRPOConfig(aggregation=aggregation), data["mask"], data["row_weight"])
+    found = grpo_denominator(CONFIGS[aggregation], data["mask"], data["row_weight"])
     np.testing.assert_allclose(found, count, rtol=1e-6)
 
 
@@ -323,5 +326,5 @@ def test_every_choice_that_the_types_allow_is_in_the_tables(choice):
 
 def test_every_metric_is_documented():
     text = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text()
-    _, metrics, _ = evaluate(GRPOConfig(), batch())
+    _, metrics, _ = evaluate(CONFIG, batch())
     assert [name for name in metrics if f"`{name}`" not in text] == []
