@@ -24,7 +24,7 @@ lint: $(VENV)/.installed-test
 types: $(VENV)/.installed-test
 	$(PYTHON) -m mypy
 
-$(VENV)/.installed-train: requirements.lock .python-version
+$(VENV)/.installed-train: requirements.lock requirements-tools.lock .python-version
 	@bash scripts/install.sh $(VENV) requirements.lock
 	@touch $@
 

@@ -24,16 +24,18 @@ if ! [ -x "$venv/bin/python" ]; then
     "$python" -m venv "$venv"
 fi
 
-# uv installs from its cache in seconds; pip is the fallback where uv has no wheel or cannot reach the index.
+# uv installs from its cache in seconds; pip is the fallback where uv cannot reach the index.
+pip_install() { "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps "$@"; }
 install() {
-    if [ -x "$venv/bin/uv" ] && "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps --require-hashes -r "$1"; then
+    if [ -x "$venv/bin/uv" ] && "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps "$@"; then
         return
     fi
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r "$1"
+    pip_install "$@"
 }
 
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r "$(dirname "$0")/uv.lock.txt" || true
+pip_install --require-hashes -r requirements-tools.lock
 for lock in "$@"; do
     echo "installing $lock"
-    install "$lock"
+    install --require-hashes -r "$lock"
 done
+install --no-build-isolation -e .

@@ -12,11 +12,10 @@ from grpo_jax.cli.train import FAILED, FINISHED, REFUSED
 from grpo_jax.data import Tokenizer
 from grpo_jax.training import configfile
 from grpo_jax.training.config import RunConfig
-from grpo_jax.training.experiment import Experiment, build_experiment
+from grpo_jax.training.policy import build_policy
 from grpo_jax.training.position import Position
 from grpo_jax.training.run_directory import RunDirectory
 from grpo_jax.training.schema import ConfigError
-from grpo_jax.training.state import abstract_state
 from grpo_jax.types import Params
 
 
@@ -58,27 +57,14 @@ def export(run_dir: Path, output: Path, *, step: int | None = None) -> tuple[Pat
         CheckpointError: the checkpoint cannot be read, or is not of the run's configuration.
     """
     directory = RunDirectory(path=run_dir)
-    experiment = _experiment(configfile.load(directory.config))
+    # On one device, and without the problems: their file may be elsewhere by now.
+    policy = build_policy(dataclasses.replace(configfile.load(directory.config), mesh="1"))
     with RunCheckpoints(directory.checkpoints, read_only=True) as checkpoints:
         position = Position.from_json(checkpoints.read_host(step))
-        restored = checkpoints.restore(_saved_arrays(experiment, position), step)
+        restored = checkpoints.restore(policy.abstract_arrays(position), step)
     params: Params = restored.state["train"].params
-    document = _tokenizer_document(experiment.config, experiment.tokenizer)
-    return export_params(params, experiment.model, output, tokenizer=document), restored.step
-
-
-def _experiment(config: RunConfig) -> Experiment:
-    """The run's model and tokenizer, on one device. Problems are not needed, and their file may be elsewhere by now."""
-    data = dataclasses.replace(config.data, task="arithmetic", path=None, heldout_path=None, options={})
-    return build_experiment(dataclasses.replace(config, mesh="1", data=data))
-
-
-def _saved_arrays(experiment: Experiment, position: Position) -> dict[str, Any]:
-    """What a checkpoint at this position holds."""
-    grpo = experiment.config.grpo
-    train = abstract_state(experiment.sft_step_config if position.phase == "sft" else experiment.grpo_step_config)
-    has_reference = position.phase == "grpo" and grpo.kl_coef > 0 and grpo.steps > 0
-    return {"train": train} | ({"reference": train.params} if has_reference else {})
+    document = _tokenizer_document(policy.config, policy.tokenizer)
+    return export_params(params, policy.model, output, tokenizer=document), restored.step
 
 
 def _tokenizer_document(config: RunConfig, tokenizer: Tokenizer) -> dict[str, Any]:

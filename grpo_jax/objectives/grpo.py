@@ -11,6 +11,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from grpo_jax.objectives.advantages import AdvantageConfig
@@ -78,7 +79,7 @@ class GRPOConfig:
             raise ValueError(f"dead_groups is {self.dead_groups!r}, but it must be one of {', '.join(_DEAD_GROUPS)}")
 
 
-def row_weights(config: GRPOConfig, live_B: Bool[Array, " B"]) -> Float[Array, " B"]:
+def row_weights(config: GRPOConfig, live_B: Bool[Array | np.ndarray, " B"]) -> Float[Array, " B"]:
     """1 for rows that are trained on, 0 for rows that are not, from `Advantages.live_B`."""
     return _DEAD_GROUPS[config.dead_groups](live_B)
 

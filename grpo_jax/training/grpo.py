@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Array, Bool, Float
 
 from grpo_jax.data import CurriculumState, Problem, pad_rows, sample_problems
 from grpo_jax.evaluation import judge
@@ -79,9 +79,9 @@ def grpo_iteration(
     with clock("score") as results:
         batch = _batch(experiment, on_host, advantages)
         if reference is not None:
-            batch = batch.replace(ref_logprobs=score(state.config, reference, batch.tokens))
+            batch = dataclasses.replace(batch, ref_logprobs=score(state.config, reference, batch.tokens))
         if config.grpo.updates_per_rollout > 1:
-            batch = batch.replace(old_logprobs=score(state.config, state.params, batch.tokens))
+            batch = dataclasses.replace(batch, old_logprobs=score(state.config, state.params, batch.tokens))
         results.append(batch)
     with clock("update") as results:
         for _ in range(config.grpo.updates_per_rollout):
@@ -111,19 +111,19 @@ def _rollout(experiment: Experiment, params: Params, problems: Sequence[Problem]
     prompts, prompt_lengths = pad_rows(
         [template.encode_prompt(problem) for problem in problems],
         config.data.max_prompt_tokens,
-        experiment.tokenizer.pad_id,
+        experiment.policy.tokenizer.pad_id,
     )
     return rollout(
-        experiment.model,
+        experiment.policy.model,
         params,
         prompts,
         prompt_lengths,
         row_keys(config.seed, step, np.arange(config.grpo.rows)),
         max_completion=config.rollout.max_completion_tokens,
         sampler=config.rollout.sampler,
-        stop_ids=experiment.tokenizer.eos_ids,
+        stop_ids=experiment.policy.tokenizer.eos_ids,
         samples_per_prompt=config.grpo.group_size,
-        mesh=experiment.mesh,
+        mesh=experiment.policy.mesh,
     )
 
 
@@ -131,15 +131,18 @@ def _batch(experiment: Experiment, sampled: Rollout, advantages: Advantages) -> 
     config = experiment.config
     weights = np.asarray(row_weights(config.grpo.objective, advantages.live_B))
     order = _live_first(weights > 0, config.grpo.microbatches)
-    batch = GRPOBatch(
-        tokens=sampled.tokens[order],
-        prompt_lengths=sampled.prompt_lengths[order],
-        lengths=sampled.lengths[order],
-        advantages=advantages.advantages_B[order],
-        row_weights=weights[order],
-        sampler_logprobs=sampled.logprobs[order],
+
+    def place(array: Any) -> Array:
+        return place_rows(np.asarray(array)[order], experiment.policy.mesh)
+
+    return GRPOBatch(
+        tokens=place(sampled.tokens),
+        prompt_lengths=place(sampled.prompt_lengths),
+        lengths=place(sampled.lengths),
+        advantages=place(advantages.advantages_B),
+        row_weights=place(weights),
+        sampler_logprobs=place(sampled.logprobs),
     )
-    return place_rows(batch, experiment.mesh)
 
 
 def _live_first(live: Bool[np.ndarray, " B"], microbatches: int) -> np.ndarray:
@@ -175,7 +178,7 @@ def _length_metrics(sampled: Rollout, accuracy: Float[np.ndarray, " B"]) -> dict
     terminated = sampled.ends == END_EOS
 
     def mean(rows: Bool[np.ndarray, " B"]) -> float | None:
-        return float(lengths[rows].mean()) if rows.any() else None
+        return float(np.mean(np.asarray(lengths)[rows])) if rows.any() else None
 
     return {
         "completion_length_mean": float(lengths.mean()),

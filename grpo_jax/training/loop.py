@@ -31,7 +31,7 @@ from grpo_jax.training.run_directory import RunDirectory, open_run
 from grpo_jax.training.samples import write_samples
 from grpo_jax.training.schema import ConfigError
 from grpo_jax.training.sft import grpo_seed, sft_batch, sft_seed
-from grpo_jax.training.state import TrainState, abstract_state
+from grpo_jax.training.state import TrainState
 from grpo_jax.training.steps import sft_step
 from grpo_jax.training.summary import Status, Summary, summarize
 from grpo_jax.types import Params
@@ -54,8 +54,11 @@ def train(config: RunConfig, *, resume: bool = False) -> Summary:
       Interrupted: SIGTERM or Ctrl-C; the state was saved first.
     """
     check(config)
-    note = ensure_devices(config.mesh_shape)
-    experiment = build_experiment(config)
+    try:
+        note = ensure_devices(config.mesh_shape)
+        experiment = build_experiment(config)
+    except (ValueError, FileNotFoundError) as error:
+        raise ConfigError(str(error)) from error
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(open_run(config, resume=resume))
         progress = stack.enter_context(Progress())
@@ -68,13 +71,11 @@ def train(config: RunConfig, *, resume: bool = False) -> Summary:
         stack.callback(run.close)
         try:
             run.go_on()
-        finally:
-            status: Status = "finished" if run.finished else "interrupted"
-            summary = summarize(config, run.log.records(), status=status, parameters=run.parameters)
-            summary.write(directory.summary)
-            if config.logging.plots:
-                write_plots(directory.plots, run.log.records())
-        progress.results(run.scores(0), run.scores(config.grpo.steps) if config.grpo.steps else None)
+        except Interrupted:
+            run.report("interrupted")
+            raise
+        summary = run.report("finished")
+        progress.results(summary.after_sft, summary.after_grpo)
         return summary
 
 
@@ -90,11 +91,10 @@ class _Run:
         interruption: Interruption,
         compiles: CompileClock,
     ) -> None:
-        self.experiment, self.config = experiment, experiment.config
+        self.experiment, self.policy, self.config = experiment, experiment.policy, experiment.config
         self.directory, self.progress, self.checkpoints = directory, progress, checkpoints
         self.interruption, self.compiles = interruption, compiles
         self.reference: Params | None = None
-        self.finished = False
         self._restore()
         self.log = MetricsLog(
             directory.metrics,
@@ -107,13 +107,17 @@ class _Run:
         """Steps of both phases done; what checkpoints are numbered by."""
         return self.position.step + (self.config.sft.steps if self.position.phase == "grpo" else 0)
 
-    @property
-    def parameters(self) -> int:
-        """Number of the model's parameters."""
-        return sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
-
     def close(self) -> None:
         self.log.close()
+
+    def report(self, status: Status) -> Summary:
+        """Writes the summary and the plots of what has happened so far."""
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
+        summary = summarize(self.config, self.log.records(), status=status, parameters=parameters)
+        summary.write(self.directory.summary)
+        if self.config.logging.plots:
+            write_plots(self.directory.plots, self.log.records())
+        return summary
 
     def go_on(self) -> None:
         """From wherever the run stands to its end."""
@@ -128,7 +132,6 @@ class _Run:
         if self.checkpoints.latest_step() != self.total_step:
             self._save()
         self.checkpoints.wait()
-        self.finished = True
 
     def scores(self, step: int, phase: Literal["sft_evaluation", "evaluation"] = "evaluation") -> Scores | None:
         """The test after so many steps of its phase, or None if it was not made."""
@@ -140,47 +143,37 @@ class _Run:
     # State
 
     def _start(self, phase: Any) -> Position:
-        return Position.start(phase, self.experiment.task.stages, self.experiment.tokenizer.fingerprint())
+        return Position.start(phase, self.experiment.task.stages, self.policy.tokenizer.fingerprint())
 
     def _restore(self) -> None:
         """The arrays and the position of the last checkpoint, or those of the beginning."""
-        experiment, config = self.experiment, self.config
         if self.checkpoints.latest_step() is None:
-            self.state = TrainState.create(experiment.initial_params(), experiment.sft_step_config)
+            self.state = TrainState.create(self.policy.initial_params(), self.policy.sft_step_config)
             self.position = self._start("sft")
-            if config.sft.steps == 0:
+            if self.config.sft.steps == 0:
                 self._begin_grpo()
             return
         position = Position.from_json(self.checkpoints.read_host())
-        if position.tokenizer != experiment.tokenizer.fingerprint():
+        if position.tokenizer != self.policy.tokenizer.fingerprint():
             raise ConfigError(
                 "data.tokenizer is another one than the checkpoint's parameters were trained with: its file has changed "
                 "since. Restore the file, or begin a new run with another --run_dir"
             )
-        step_config = experiment.sft_step_config if position.phase == "sft" else experiment.grpo_step_config
-        abstract = abstract_state(step_config)
-        wanted = {"train": abstract}
-        if position.phase == "grpo" and self._needs_reference:
-            wanted["reference"] = abstract.params
-        restored = self.checkpoints.restore(wanted).state
+        restored = self.checkpoints.restore(self.policy.abstract_arrays(position)).state
         self.state, self.reference, self.position = restored["train"], restored.get("reference"), position
-
-    @property
-    def _needs_reference(self) -> bool:
-        return self.config.grpo.kl_coef > 0 and self.config.grpo.steps > 0
 
     def _begin_grpo(self) -> None:
         """A new optimizer for the policy, and a frozen copy of it as the reference."""
         params = self.state.params
-        if self._needs_reference:
+        if self.policy.needs_reference:
             # A copy of its own: the step donates the policy's buffers.
             self.reference = jax.tree.map(lambda leaf: leaf.copy(), params)
-        self.state = TrainState.create(params, self.experiment.grpo_step_config)
+        self.state = TrainState.create(params, self.policy.grpo_step_config)
         self.position = self._start("grpo")
 
     def _save(self) -> None:
-        arrays = {"train": self.state}
-        if self.position.phase == "grpo" and self._needs_reference:
+        arrays: dict[str, Any] = {"train": self.state}
+        if self.position.phase == "grpo" and self.policy.needs_reference:
             arrays["reference"] = self.reference
         self.checkpoints.save(self.total_step, arrays, self.position.to_json())
 
@@ -268,7 +261,7 @@ class _Run:
             return scores
         clock = PhaseClock(self.compiles)
         with clock("evaluation"):
-            scores = self.experiment.heldout_test.run(self.experiment.model, self.state.params, step)
+            scores = self.experiment.heldout_test.run(self.policy.model, self.state.params, step)
         self.log.write(phase, step, self.total_step, to_metrics(scores) | clock.metrics())
         trained = "SFT" if phase == "sft_evaluation" else "GRPO"
         title = "held-out test before GRPO" if step == 0 else f"held-out test after {trained} step {step}"

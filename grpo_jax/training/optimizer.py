@@ -53,7 +53,7 @@ class OptimizerConfig:
 
 
 def make_schedule(config: OptimizerConfig, total_updates: int) -> optax.Schedule:
-    """Learning rate by update, counted from 0: a linear warm-up to the peak, then the schedule's decay to the last update."""
+    """Learning rate by update, counted from 0: a linear warm-up to the peak, then the schedule's decay."""
     peak, decay = config.learning_rate, max(total_updates - config.warmup_steps, 1)
     after_warmup = {
         "constant": lambda: optax.constant_schedule(peak),

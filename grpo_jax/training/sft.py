@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Array
 
 from grpo_jax.data import CurriculumState, sample_problems, sft_rows
 from grpo_jax.parallel import row_sharding
@@ -15,9 +16,9 @@ from grpo_jax.training.steps import SFTBatch
 _DEMONSTRATIONS = 11
 
 
-def place_rows[T](rows: T, mesh: Mesh | None) -> T:
-    """Host arrays of a batch, rows split over the mesh's row axes; as they are on one device."""
-    return rows if mesh is None else jax.device_put(rows, row_sharding(mesh))
+def place_rows(array: np.ndarray, mesh: Mesh | None) -> Array:
+    """An array of a batch on the device, or on the mesh with its rows split over the mesh's row axes."""
+    return jax.device_put(array, None if mesh is None else row_sharding(mesh))
 
 
 def sft_batch(experiment: Experiment, curriculum: CurriculumState, step: int) -> SFTBatch:
@@ -31,10 +32,14 @@ def sft_batch(experiment: Experiment, curriculum: CurriculumState, step: int) ->
         [template.encode_prompt(problem) for problem in problems],
         [template.encode_completion(experiment.task.demonstration(problem, rng)) for problem in problems],
         config.max_tokens,
-        experiment.tokenizer.pad_id,
+        experiment.policy.tokenizer.pad_id,
     )
-    batch = SFTBatch(tokens=rows.tokens, prompt_lengths=rows.prompt_lengths, lengths=rows.lengths)
-    return place_rows(batch, experiment.mesh)
+    mesh = experiment.policy.mesh
+    return SFTBatch(
+        tokens=place_rows(rows.tokens, mesh),
+        prompt_lengths=place_rows(rows.prompt_lengths, mesh),
+        lengths=place_rows(rows.lengths, mesh),
+    )
 
 
 def sft_seed(seed: int) -> int:

@@ -35,9 +35,9 @@ class StepConfig:
     """
 
     model: ModelConfig
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     total_updates: int = 1
-    objective: GRPOConfig = GRPOConfig()
+    objective: GRPOConfig = dataclasses.field(default_factory=GRPOConfig)
     microbatches: int = 1
     logit_chunk: int = 128
     temperature: float = 1.0
@@ -88,12 +88,12 @@ def place_params(params: Params, model: ModelConfig, mesh: Mesh) -> Params:
     return shard_tree(params, mesh, param_axes(model))
 
 
-def state_shardings(state: TrainState) -> TrainState:
+def state_shardings(state: TrainState) -> Any:
     """A NamedSharding for each leaf: the optimizer's moments lie where their parameters lie, scalars everywhere."""
     mesh = state.config.mesh
     assert mesh is not None
     shardings = tree_shardings(mesh, param_axes(state.config.model))
-    everywhere = replicated(mesh)
+    everywhere: Any = replicated(mesh)
     return TrainState(
         step=everywhere,
         params=shardings,

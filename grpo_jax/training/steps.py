@@ -7,6 +7,7 @@ Row r belongs to microbatch r mod M: every microbatch takes equally many rows fr
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -102,8 +103,8 @@ def _update(state: TrainState, gradients: Params, live: Array) -> tuple[TrainSta
     updates, opt_state = config.make_optimizer().update(gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     keep = partial(jax.tree.map, lambda new, old: jnp.where(live, new, old))
-    new = state.replace(
-        step=state.step + 1, params=keep(params, state.params), opt_state=keep(opt_state, state.opt_state)
+    new = dataclasses.replace(
+        state, step=state.step + 1, params=keep(params, state.params), opt_state=keep(opt_state, state.opt_state)
     )
     if config.mesh is not None:
         new = jax.lax.with_sharding_constraint(new, state_shardings(new))

@@ -21,13 +21,17 @@ from grpo_jax.training.steps import GRPOBatch, grpo_step, score, sft_step
 def run(config: StepConfig, batches: list, step=grpo_step) -> tuple[TrainState, dict]:
     state = tiny.state(config)
     for batch in batches:
-        state, metrics = step(state, place_rows(batch, config.mesh))
+        state, metrics = step(state, place(batch, config))
     return jax.device_get(state), jax.device_get(metrics)
 
 
 def assert_same(one: TrainState, other: TrainState, tolerance: float) -> None:
     for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
+
+
+def place(batch, config: StepConfig):
+    return jax.tree.map(lambda array: place_rows(array, config.mesh), batch)
 
 
 def take(batch, order):
@@ -71,7 +75,7 @@ def test_sharded_state_stays_sharded_as_it_was() -> None:
     config = tiny.step_config(mesh=make_mesh(MeshShape.parse("2x4")))
     state = tiny.state(config)
     before = jax.tree.map(lambda x: x.sharding, state)
-    state, _ = grpo_step(state, place_rows(tiny.grpo_batch(config), config.mesh))
+    state, _ = grpo_step(state, place(tiny.grpo_batch(config), config))
     after = jax.tree.map(lambda x: x.sharding, state)
     assert not state.params["layers"]["mlp"]["gate"].sharding.is_fully_replicated
     for one, other, leaf in zip(
