@@ -93,7 +93,7 @@ def _operate(operator: str, a: int, b: int, steps: _Steps) -> tuple[str, int]:
     elif a >= b:
         lines, result = _subtract(a, b, steps)
     else:
-        head = f"{head}=-({b}-{a})"
+        head = f"-({b}-{a})"
         lines, result = _subtract(b, a, steps)
         result = -result
     return f"{head}:{','.join(lines)}={result}", result

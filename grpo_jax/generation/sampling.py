@@ -8,12 +8,13 @@ ahead, using the same noise, emits the very same tokens.
 
 import dataclasses
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, UInt
+
+from grpo_jax.types import PRNGKey
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,6 @@ class SamplerConfig:
         return [f"{name}={values[name]}" for name, default in defaults.items() if values[name] != default]
 
 
-@partial(jax.jit, static_argnums=0)
 def row_keys(seed: int, step: Int[Array, ""] | int, row_ids_B: Int[Array | np.ndarray, " B"]) -> Key[Array, " B"]:
     """The key of each row's noise: fold_in(fold_in(key(seed), step), row).
 
@@ -68,8 +68,12 @@ def row_keys(seed: int, step: Int[Array, ""] | int, row_ids_B: Int[Array | np.nd
         step: the number of the rollout within the run. One that stood still would draw the same noise every time.
         row_ids_B: each row's number among all the rows of the step, across batches and hosts.
     """
-    key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step)
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, row_ids_B)
+    return _fold_rows(jax.random.key(seed, impl="threefry2x32"), step, row_ids_B)
+
+
+@jax.jit
+def _fold_rows(key: PRNGKey, step: Int[Array, ""] | int, row_ids_B: Int[Array | np.ndarray, " B"]) -> Key[Array, " B"]:
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(key, step), row_ids_B)
 
 
 def position_keys(keys_B: Key[Array, " B"], positions_B: Int[Array, " B"]) -> Key[Array, " B"]:

@@ -1,0 +1,235 @@
+"""Whole runs of a tiny model: what they write, that nothing recompiles, and that stopping and resuming changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from grpo_jax.checkpoint import RunCheckpoints
+from grpo_jax.training import configfile
+from grpo_jax.training.loop import train
+from grpo_jax.training.policy import build_policy
+from grpo_jax.training.position import Position
+from grpo_jax.training.schema import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+TINY = """
+model: {vocab_size: 26, num_layers: 1, embed_dim: 16, mlp_dim: 16,
+        mla: {num_heads: 2, kv_rank: 8, nope_dim: 4, rope_dim: 4, value_dim: 4}}
+data: {max_prompt_tokens: 12}
+sft: {steps: 8, rows: 8}
+grpo: {steps: 6, prompts: 5, group_size: 4, microbatches: 2, dead_groups: drop, optimizer: {learning_rate: 1.0e-3}}
+rollout: {max_completion_tokens: 46}
+evaluation: {problems: 2, samples: 2, rows: 8, every: 3}
+checkpoint: {every: 3, keep: 2}
+logging: {samples_every: 2, samples_groups: 2, tensorboard: false, plots: false}
+"""
+
+
+def config_file(folder: Path, extra: str = "") -> Path:
+    path = folder / "tiny.yaml"
+    path.write_text(TINY + extra)
+    return path
+
+
+def load(folder: Path, *options: str, extra: str = ""):
+    pairs = [tuple(option.split("=", 1)) for option in options]
+    return configfile.load(config_file(folder, extra), [*pairs, ("run_dir", str(folder / "run"))])
+
+
+def final_arrays(config) -> dict[str, np.ndarray]:
+    with RunCheckpoints(Path(config.run_dir) / "checkpoints", read_only=True) as checkpoints:
+        position = Position.from_json(checkpoints.read_host())
+        restored = checkpoints.restore(build_policy(config).abstract_arrays(position))
+    leaves = jax.tree_util.tree_leaves_with_path(restored.state)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def records(run_dir: Path) -> list[dict]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory):
+    """A run that was never stopped."""
+    folder = tmp_path_factory.mktemp("finished")
+    config = load(folder, "logging.plots=true", "logging.tensorboard=true")
+    return config, train(config)
+
+
+def test_a_run_writes_everything_it_promises(finished) -> None:
+    config, summary = finished
+    run_dir = Path(config.run_dir)
+    for name in ("config.yaml", "metrics.jsonl", "summary.json", "plots/overview.png", "samples/step_000002.md"):
+        assert (run_dir / name).stat().st_size > 0, name
+    assert list((run_dir / "tensorboard").iterdir())
+    assert summary.status == "finished" and summary.after_sft and summary.after_grpo
+    assert set(summary.after_grpo) == {"addition", "subtraction", "multiplication", "precedence", "parentheses"}
+    assert configfile.load(run_dir / "config.yaml") == config
+    sample = (run_dir / "samples" / "step_000002.md").read_text()
+    assert "<user>" in sample and "advantage" in sample
+
+
+def test_every_stage_is_tested_at_every_test(finished) -> None:
+    config, _ = finished
+    tests = [record for record in records(Path(config.run_dir)) if record["phase"] == "evaluation"]
+    assert [record["step"] for record in tests] == [0, 3, 6]
+    for record in tests:
+        assert {key.split("/")[0] for key in record if key.endswith("/sampled_accuracy")} == set(
+            build_stages(config)
+        )
+
+
+def build_stages(config) -> tuple[str, ...]:
+    from grpo_jax.data import make_task
+
+    return make_task(config.data.task).stages
+
+
+def test_time_of_a_grpo_step_is_split_into_its_phases(finished) -> None:
+    config, summary = finished
+    for record in records(Path(config.run_dir)):
+        if record["phase"] == "grpo":
+            assert all(record[f"seconds/{name}"] > 0 for name in ("rollout", "reward", "score", "update"))
+    assert summary.seconds["rollout"] > 0 and summary.seconds["compile"] > 0
+
+
+def test_nothing_recompiles_after_its_first_step(finished) -> None:
+    """Seconds of compilation are counted by listening to XLA; a step that compiled would have some."""
+    config, _ = finished
+    for phase in ("sft", "grpo"):
+        compiled = [record["seconds/compile"] for record in records(Path(config.run_dir)) if record["phase"] == phase]
+        assert compiled[0] > 0 and not any(compiled[1:]), (phase, compiled)
+    tests = [record["seconds/compile"] for record in records(Path(config.run_dir)) if record["phase"] == "evaluation"]
+    assert tests[0] > 0 and not any(tests[1:])
+
+
+def test_resuming_a_finished_run_changes_nothing(finished) -> None:
+    config, summary = finished
+    before = final_arrays(config)
+    again = train(config, resume=True)
+    after = final_arrays(config)
+    assert again.after_grpo == summary.after_grpo
+    assert all(np.array_equal(before[path], after[path]) for path in before)
+
+
+def run_process(folder: Path, *options: str) -> subprocess.Popen:
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(folder / "cache")}
+    environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [sys.executable, "train.py", *options], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def wait_for_records(process: subprocess.Popen, run_dir: Path, count: int) -> None:
+    path = run_dir / "metrics.jsonl"
+    deadline = time.monotonic() + 240
+    while not path.exists() or path.read_text().count("\n") < count:
+        assert process.poll() is None, process.communicate()[0].decode()
+        assert time.monotonic() < deadline, "the run makes no progress"
+        time.sleep(0.002)
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_ends_as_never_stopped(finished, tmp_path: Path) -> None:
+    """SIGTERM in SFT, SIGKILL in SFT, SIGKILL in GRPO, then to the end: the same parameters, moments and reference, bit for
+    bit, the same log and the same scores."""
+    config, summary = finished
+    run_dir = tmp_path / "run"
+    begin = ("--config", str(config_file(tmp_path)), "--run_dir", str(run_dir))
+    go_on = ("--resume", "--run_dir", str(run_dir))
+
+    process = run_process(tmp_path, *begin)
+    wait_for_records(process, run_dir, 2)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=120)[0].decode()
+    assert process.returncode == 75 and "--resume" in output, output
+
+    for stop_at in (7, 12):
+        process = run_process(tmp_path, *go_on)
+        wait_for_records(process, run_dir, stop_at)
+        process.kill()
+        process.communicate()
+
+    process = run_process(tmp_path, *go_on)
+    output = process.communicate(timeout=240)[0].decode()
+    assert process.returncode == 0, output
+
+    expected, found = final_arrays(config), final_arrays(load(tmp_path))
+    assert expected.keys() == found.keys()
+    different = [path for path in expected if not np.array_equal(expected[path], found[path])]
+    assert not different
+
+    def comparable(path: Path) -> list[dict]:
+        timed = re.compile(r"seconds|tokens_per_second")
+        return [{key: value for key, value in record.items() if not timed.search(key)} for record in records(path)]
+
+    assert comparable(run_dir) == comparable(Path(config.run_dir))
+    assert json.loads((run_dir / "summary.json").read_text())["after_grpo"] == summary.document()["after_grpo"]
+
+
+def test_several_updates_per_rollout_are_scored_first(tmp_path: Path) -> None:
+    config = load(tmp_path, "grpo.updates_per_rollout=2", "grpo.steps=2", "sft.steps=1", "evaluation.every=0")
+    train(config)
+    last = [record for record in records(Path(config.run_dir)) if record["phase"] == "grpo"][-1]
+    assert last["ratio_max"] != 1.0
+
+
+def test_without_a_kl_term_no_reference_is_held(tmp_path: Path) -> None:
+    config = load(tmp_path, "grpo.kl_coef=0", "grpo.steps=1", "sft.steps=1", "evaluation.every=0")
+    train(config)
+    assert not [path for path in final_arrays(config) if "reference" in path]
+    assert "kl" not in records(Path(config.run_dir))[-2]
+
+
+def always_right(row) -> float:
+    return 1.0
+
+
+def test_sequential_curriculum_moves_on_and_survives_resumption(tmp_path: Path) -> None:
+    extra = "rewards: {accuracy: 'test_loop:always_right'}\n"
+    options = (
+        "data.curriculum.mode=sequential",
+        "data.curriculum.advance_at=0.5",
+        "evaluation.sft_every=2",
+        "evaluation.every=0",
+        "sft.steps=4",
+        "grpo.steps=2",
+    )
+    config = load(tmp_path, *options, extra=extra)
+    train(config)
+    with RunCheckpoints(Path(config.run_dir) / "checkpoints", read_only=True) as checkpoints:
+        assert checkpoints.read_host(3)["curriculum"]["level"] == 1
+        assert checkpoints.read_host()["curriculum"]["level"] == 2
+    stages = [
+        {key for key in record if key.startswith("accuracy/")} for record in records(Path(config.run_dir))
+        if record["phase"] == "grpo"
+    ]  # fmt: skip
+    assert stages == [{"accuracy/addition"}, {"accuracy/addition", "accuracy/subtraction"}]
+
+
+def test_prompts_wider_than_the_row_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    config = load(tmp_path, "data.max_prompt_tokens=5")
+    with pytest.raises(ConfigError, match=r"data\.max_prompt_tokens is 5.*Set it to"):
+        train(config)
+    assert not Path(config.run_dir).exists()
+
+
+@pytest.mark.slow
+def test_the_smoke_config_runs_on_a_mesh_of_sixty_four_virtual_devices(tmp_path: Path) -> None:
+    process = run_process(tmp_path, "--config", "configs/smoke.yaml", "--mesh", "8x8", "--run_dir", str(tmp_path / "run"))
+    output = process.communicate(timeout=500)[0].decode()
+    assert process.returncode == 0, output
+    assert "64 devices are virtual" in output
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
