@@ -5,6 +5,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from grpo_jax.cli.huge_pages import use_huge_pages
+
 # Modules of this package with a `main(argv) -> int`; imported when called, since each pulls in what it alone needs.
 COMMANDS = {
     "train": "train a model by SFT and GRPO from a configuration",
@@ -27,6 +29,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return importlib.import_module(f"grpo_jax.cli.{name}").main(rest)
 
 
+def console() -> int:
+    """The installed `grpo` program."""
+    use_huge_pages()
+    return main()
+
+
 def usage() -> str:
     """The commands, a line each."""
     lines = [f"  {name:<8} {about}" for name, about in COMMANDS.items()]
@@ -34,4 +42,4 @@ def usage() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(console())

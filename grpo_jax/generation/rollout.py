@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Int8, Key
 
 from grpo_jax.generation.sampling import SamplerConfig, position_keys, sample_tokens
 from grpo_jax.model import Cache, ModelConfig, decode_step, init_cache, prefill, unembedding, unstack_layers
-from grpo_jax.parallel import constrain
+from grpo_jax.parallel import MeshShape, constrain
 from grpo_jax.types import Params
 
 # How a row ended: at the limit on its completion's length, or by a stop id, which is its last token.
@@ -89,6 +89,11 @@ def rollout(
             1..T. Lengths are checked where they come as a NumPy array: reading a device's would wait for the device.
     """
     _check(model_config, prompts_PT, prompt_lengths_P, keys_B, max_completion, stop_ids, samples_per_prompt)
+    if mesh is not None and prompts_PT.shape[0] % MeshShape(**mesh.shape).row_shards:
+        # Too few prompts to go round: each is prefilled once for every row, since rows do split evenly.
+        prompts_PT = jnp.repeat(jnp.asarray(prompts_PT), samples_per_prompt, axis=0)
+        prompt_lengths_P = jnp.repeat(jnp.asarray(prompt_lengths_P), samples_per_prompt)
+        samples_per_prompt = 1
     return _rollout(
         model_config,
         params,

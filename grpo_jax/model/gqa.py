@@ -32,8 +32,7 @@ class GroupedQueryAttention(nn.Module):
     def __call__(self, x_BTD: Float[Array, "B T D"], turn: Rotary) -> tuple[Float[Array, "B T D"], GQACache]:
         """Causal attention within the span; also returns the keys and values a cache would keep."""
         query, new = self._project(x_BTD, turn)
-        mask_TS = attention.causal_mask(x_BTD.shape[1])
-        return self._attend(query, new, mask_TS[None]), new
+        return self._attend(query, new, attention.causal_bias(x_BTD.shape[1])), new
 
     def extend(
         self, x_BTD: Float[Array, "B T D"], turn: Rotary, positions_BT: Int[Array, "B T"], cache: GQACache
@@ -41,8 +40,7 @@ class GroupedQueryAttention(nn.Module):
         """Writes the new tokens to the slots of their positions, then attends to slots up to each position."""
         query, new = self._project(x_BTD, turn)
         cache = write_slots(cache, new, positions_BT)
-        mask_BTS = attention.slot_mask(positions_BT, cache.key_BKSH.shape[2])
-        return self._attend(query, cache, mask_BTS), cache
+        return self._attend(query, cache, attention.slot_bias(positions_BT, cache.key_BKSH.shape[2])), cache
 
     def _project(self, x_BTD: Array, turn: Rotary) -> tuple[Array, GQACache]:
         kv_heads = ("rows", None, "kv_heads", None)
@@ -52,8 +50,8 @@ class GroupedQueryAttention(nn.Module):
         new = GQACache(key_BKSH=attention.heads_lead(rotate(key_BTKH, turn)), value_BKSH=attention.heads_lead(value_BTKH))
         return rotate(query_BTNH, turn) * self.scale, new
 
-    def _attend(self, query_BTNH: Array, kv: GQACache, mask_BTS: Array) -> Array:
+    def _attend(self, query_BTNH: Array, kv: GQACache, bias_BTS: Array) -> Array:
         dtype = query_BTNH.dtype
-        read_BTNH = attention.attend(query_BTNH, kv.key_BKSH.astype(dtype), kv.value_BKSH.astype(dtype), mask_BTS)
+        read_BTNH = attention.attend(query_BTNH, kv.key_BKSH.astype(dtype), kv.value_BKSH.astype(dtype), bias_BTS)
         read_BTNH = constrain(read_BTNH, self.mesh, ("rows", None, "heads", None))
         return constrain(project(read_BTNH, self.out, contracted=2), self.mesh, ("rows", None, None))

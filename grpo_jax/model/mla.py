@@ -54,8 +54,8 @@ class MultiHeadLatentAttention(nn.Module):
         value_BSNV = constrain(project(new.latent_BSC, self.value_up), self.mesh, heads)
         shared_BSNR = jnp.broadcast_to(new.rope_BSR[:, :, None], (*key_BSNH.shape[:-1], new.rope_BSR.shape[-1]))
         key_BNSH = attention.heads_lead(jnp.concatenate([key_BSNH, shared_BSNR], axis=-1))
-        mask_TS = attention.causal_mask(x_BTD.shape[1])
-        read_BTNV = attention.attend(query_BTNH, key_BNSH, attention.heads_lead(value_BSNV), mask_TS[None])
+        bias_TS = attention.causal_bias(x_BTD.shape[1])
+        read_BTNV = attention.attend(query_BTNH, key_BNSH, attention.heads_lead(value_BSNV), bias_TS)
         return self._project_out(constrain(read_BTNV, self.mesh, heads)), new
 
     def extend(
@@ -71,11 +71,12 @@ class MultiHeadLatentAttention(nn.Module):
         latent_BSC, rope_BSR = cache.latent_BSC.astype(dtype), cache.rope_BSR.astype(dtype)
         heads = ("rows", None, "heads", None)
         query_BTNC = constrain(jnp.einsum("BTNH,CNH->BTNC", nope_BTNH, self.key_up), self.mesh, heads)
-        scores_BTNS = jnp.einsum("BTNC,BSC->BTNS", query_BTNC, latent_BSC)
-        scores_BTNS += jnp.einsum("BTNR,BSR->BTNS", rope_BTNR, rope_BSR)
-        mask_BTS = attention.slot_mask(positions_BT, latent_BSC.shape[1])
-        weights = attention.softmax(scores_BTNS, mask_BTS[:, :, None], dtype)
-        read_BTNC = constrain(jnp.einsum("BTNS,BSC->BTNC", weights, latent_BSC), self.mesh, heads)
+        logits_BTNS = jnp.einsum("BTNC,BSC->BTNS", query_BTNC, latent_BSC, preferred_element_type=jnp.float32)
+        logits_BTNS += jnp.einsum("BTNR,BSR->BTNS", rope_BTNR, rope_BSR, preferred_element_type=jnp.float32)
+        logits_BTNS += attention.slot_bias(positions_BT, latent_BSC.shape[1])[:, :, None]
+        weights_BTNS, inverse_sum = attention.exponentials(logits_BTNS)
+        read_BTNC = jnp.einsum("BTNS,BSC->BTNC", weights_BTNS.astype(dtype), latent_BSC, preferred_element_type=jnp.float32)
+        read_BTNC = constrain((read_BTNC * inverse_sum).astype(dtype), self.mesh, heads)
         return self._project_out(jnp.einsum("BTNC,CNV->BTNV", read_BTNC, self.value_up)), cache
 
     def _queries(self, x_BTD: Array, turn: Rotary) -> tuple[Array, Array]:

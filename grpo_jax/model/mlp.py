@@ -11,6 +11,13 @@ from grpo_jax.parallel import constrain
 from grpo_jax.types import Array
 
 
+@jax.checkpoint
+def _gated(gate_BTF: Float[Array, "B T F"], up_BTF: Float[Array, "B T F"]) -> Float[Array, "B T F"]:
+    # Checkpointed whatever the remat policy: saving the sigmoid and two products costs more memory traffic than the
+    # backward pass spends on computing them again.
+    return jax.nn.silu(gate_BTF) * up_BTF
+
+
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) * up(x))."""
 
@@ -24,6 +31,6 @@ class SwiGLU(nn.Module):
         gate_DF = weight(self, config, "gate", (D, F), ("embed", "mlp"))
         up_DF = weight(self, config, "up", (D, F), ("embed", "mlp"))
         down_FD = residual_weight(self, config, "down", (F, D), ("mlp", "embed"))
-        hidden_BTF = jax.nn.silu(project(x_BTD, gate_DF)) * project(x_BTD, up_DF)
+        hidden_BTF = _gated(project(x_BTD, gate_DF), project(x_BTD, up_DF))
         hidden_BTF = constrain(hidden_BTF, self.mesh, ("rows", None, "mlp"))
         return constrain(project(hidden_BTF, down_FD), self.mesh, ("rows", None, None))

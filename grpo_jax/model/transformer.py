@@ -64,13 +64,15 @@ class Embedding(nn.Module):
     """The table of token vectors."""
 
     config: ModelConfig
+    mesh: Mesh | None = None
 
     def setup(self) -> None:
         config = self.config
         self.embedding = weight(self, config, "embedding", (config.vocab_size, config.embed_dim), ("vocab", "embed"))
 
     def __call__(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-        return jnp.take(self.embedding, tokens_BT, axis=0)
+        # Gathered over the axis that splits its width, which the rows use: the look-up then needs no other exchange.
+        return jnp.take(constrain(self.embedding, self.mesh, ("vocab", None)), tokens_BT, axis=0)
 
     def as_kernel(self) -> Float[Array, "D V"]:
         """The projection to logits of a model with tied embeddings."""
@@ -101,7 +103,7 @@ class Transformer(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        self.embed = Embedding(config)
+        self.embed = Embedding(config, self.mesh)
         self.layers = _scanned_layers(config)(config, self.mesh)
         self.final_norm = RMSNorm(config)
         if not config.tie_embeddings:

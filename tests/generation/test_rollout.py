@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax.generation import END_EOS, END_LENGTH, SamplerConfig, rollout, row_keys
+from grpo_jax.generation import END_EOS, END_LENGTH, SamplerConfig, position_keys, rollout, row_keys, sample_tokens
 from grpo_jax.model import GQAConfig, MLAConfig, ModelConfig, abstract_params, hidden_states, param_axes, unembedding
 from grpo_jax.parallel import MeshShape, make_mesh, shard_tree
 from tests.oracles.sampling import distribution
@@ -77,6 +77,18 @@ def _expected_logprobs(result, config, **filters):
 
 def test_logprobs_match_full_forward_of_the_sampled_rows(base):
     np.testing.assert_allclose(base.logprobs, _expected_logprobs(base, MLA), atol=1e-5)
+
+
+def test_the_token_at_index_t_is_drawn_with_the_noise_of_position_t(base):
+    """What a speculative decoder relies on: noise at a position can be had without running the positions before it."""
+    rows, slots = base.tokens.shape
+    logits = _full_logits(MLA, _params(MLA), base.tokens)[:, :-1].reshape(-1, VOCAB)
+    keys = position_keys(row_keys(SEED, 0, np.arange(rows).repeat(slots - 1)), np.tile(np.arange(1, slots), rows))
+    drawn = np.asarray(jax.jit(sample_tokens, static_argnums=2)(logits, keys, SamplerConfig())[0])
+    expected = np.pad(drawn.reshape(rows, slots - 1), ((0, 0), (1, 0)))
+    index = np.arange(slots)
+    completion = (base.prompt_lengths[:, None] <= index) & (index < base.lengths[:, None])
+    np.testing.assert_array_equal(base.tokens[completion], expected[completion])
 
 
 def test_samples_of_one_prompt_equal_rows_that_repeat_it_and_logprobs_include_the_filters():
