@@ -225,11 +225,3 @@ def test_prompts_wider_than_the_row_are_refused_before_anything_is_written(tmp_p
         train(config)
     assert not Path(config.run_dir).exists()
 
-
-@pytest.mark.slow
-def test_the_smoke_config_runs_on_a_mesh_of_sixty_four_virtual_devices(tmp_path: Path) -> None:
-    process = run_process(tmp_path, "--config", "configs/smoke.yaml", "--mesh", "8x8", "--run_dir", str(tmp_path / "run"))
-    output = process.communicate(timeout=500)[0].decode()
-    assert process.returncode == 0, output
-    assert "64 devices are virtual" in output
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
