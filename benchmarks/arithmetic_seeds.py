@@ -2,8 +2,8 @@
 
     python benchmarks/arithmetic_seeds.py [--seeds 0 1 2] [--runs runs/seeds]
 
-Trains configs/arithmetic.yaml once for each seed, each in a process of its own, and writes benchmarks/results/arithmetic_seeds.md and
-.json: held-out accuracy sampled at temperature 1 (mean of 8 samples a problem) and greedy, length and termination per stage,
+Trains configs/arithmetic.yaml once for each seed, each in a process of its own, and writes
+benchmarks/results/arithmetic_seeds.md and .json: held-out accuracy sampled at temperature 1 (mean of 8 samples a problem) and greedy, length and termination per stage,
 before and after GRPO, and the wall time. A run that is already finished in --runs is not trained again.
 """
 
@@ -55,7 +55,8 @@ def table(summaries: list[dict[str, Any]]) -> str:
     lines = [
         "# The main job over seeds\n",
         f"`python benchmarks/arithmetic_seeds.py`, {time.strftime('%Y-%m-%d')}, {platform.machine()}, "
-        f"jax {summaries[0]['versions']['jax']}, {summaries[0]['parameters']:,} parameters, CPU. Held-out problems; before → after GRPO.\n",
+        f"jax {summaries[0]['versions']['jax']}, {summaries[0]['parameters']:,} parameters, CPU. "
+        "Held-out problems; before → after GRPO.\n",
         "| seed | stage | right, sampled | right, greedy | tokens | ended by itself |",
         "| --: | :-- | --: | --: | --: | --: |",
     ]

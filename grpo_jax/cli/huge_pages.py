@@ -1,8 +1,8 @@
 """Huge pages for the buffers of XLA's CPU backend.
 
 XLA takes the temporary memory of a step from the C library at every step and gives it back afterwards; the kernel then
-hands out and zeroes a hundred thousand pages of 4 KiB each time. glibc (2.35 and later) can ask for pages of 2 MiB, but only if
-it is told before the process begins. docs/performance.md has what that is worth.
+hands out and zeroes a hundred thousand pages of 4 KiB each time. glibc (2.35 and later) can ask for pages of 2 MiB, but
+only if it is told before the process begins. docs/performance.md has what that is worth.
 """
 
 import os

@@ -175,7 +175,7 @@ def _reward_metrics(rewards: RewardResult, advantages: Advantages) -> dict[str, 
 
 def _length_metrics(sampled: Rollout, accuracy: Float[np.ndarray, " B"]) -> dict[str, float | None]:
     lengths = sampled.lengths - sampled.prompt_lengths
-    terminated = sampled.ends == END_EOS
+    terminated = np.asarray(sampled.ends) == END_EOS
 
     def mean(rows: Bool[np.ndarray, " B"]) -> float | None:
         return float(np.mean(np.asarray(lengths)[rows])) if rows.any() else None
@@ -185,8 +185,8 @@ def _length_metrics(sampled: Rollout, accuracy: Float[np.ndarray, " B"]) -> dict
         "completion_length_min": float(lengths.min()),
         "completion_length_max": float(lengths.max()),
         "completion_length_terminated": mean(terminated),
-        "completion_length_right": mean(accuracy == 1),
-        "completion_length_wrong": mean(accuracy == 0),
+        "completion_length_right": mean(np.asarray(accuracy == 1)),
+        "completion_length_wrong": mean(np.asarray(accuracy == 0)),
         "truncated_fraction": float(1 - terminated.mean()),
     }
 

@@ -10,8 +10,13 @@ import pytest
 from grpo_jax.cli import huge_pages
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = "import os, sys; from grpo_jax.cli.huge_pages import use_huge_pages; print(os.getpid(), flush=True); use_huge_pages()\n"
-PROGRAM += "print(os.environ.get('GLIBC_TUNABLES'), sys.argv[1:])"
+PROGRAM = """
+import os, sys
+from grpo_jax.cli.huge_pages import use_huge_pages
+print(os.getpid(), flush=True)
+use_huge_pages()
+print(os.environ.get("GLIBC_TUNABLES"), sys.argv[1:])
+"""
 
 
 def lines(tmp_path: Path, **environment: str) -> list[str]:

@@ -91,16 +91,40 @@ def test_the_token_at_index_t_is_drawn_with_the_noise_of_position_t(base):
     np.testing.assert_array_equal(base.tokens[completion], expected[completion])
 
 
-def test_samples_of_one_prompt_equal_rows_that_repeat_it_and_logprobs_include_the_filters():
-    prompts, lengths = (x[[2, 3]] for x in _prompts())
+def _grouped(samples_per_prompt, **options):
+    """Two prompts, four rows each, filtered and without stop ids; the prompts repeated, or `samples_per_prompt`."""
+    prompts, lengths = (x[[2, 3]].repeat(4 // samples_per_prompt, 0) for x in _prompts())
+    defaults = {"max_completion": 5, "sampler": SamplerConfig(**FILTERS), "stop_ids": ()}
+    options = defaults | {"params": _params(MLA)} | options
     keys = row_keys(0, 0, jnp.arange(8))
-    options = {"max_completion": 5, "sampler": SamplerConfig(**FILTERS), "stop_ids": ()}
-    repeated = rollout(MLA, _params(MLA), prompts.repeat(4, 0), lengths.repeat(4), keys, **options)
-    grouped = rollout(MLA, _params(MLA), prompts, lengths, keys, samples_per_prompt=4, **options)
+    result = rollout(MLA, options.pop("params"), prompts, lengths, keys, samples_per_prompt=samples_per_prompt, **options)
+    return jax.device_get(result)
+
+
+@pytest.fixture(scope="module")
+def grouped():
+    return _grouped(samples_per_prompt=4)
+
+
+def test_samples_of_one_prompt_equal_rows_that_repeat_it(grouped):
+    repeated = _grouped(samples_per_prompt=1)
     np.testing.assert_array_equal(grouped.tokens, repeated.tokens)
-    np.testing.assert_array_equal(grouped.prompt_lengths, lengths.repeat(4))
+    np.testing.assert_array_equal(grouped.prompt_lengths, repeated.prompt_lengths)
+    np.testing.assert_allclose(grouped.logprobs, repeated.logprobs, atol=1e-5)
+
+
+def test_prompts_fewer_than_row_shards_draw_the_same_tokens(grouped):
+    mesh = make_mesh(MeshShape(data=2, fsdp=4))
+    sharded = _grouped(samples_per_prompt=4, params=shard_tree(_params(MLA), mesh, param_axes(MLA)), mesh=mesh)
+    np.testing.assert_array_equal(sharded.tokens, grouped.tokens)
+    np.testing.assert_allclose(sharded.logprobs, grouped.logprobs, atol=1e-5)
+
+
+def test_logprobs_include_the_filters(grouped):
     np.testing.assert_allclose(grouped.logprobs, _expected_logprobs(grouped, MLA, **FILTERS), atol=1e-5)
-    # Without stop ids every row is as long as it may be.
+
+
+def test_without_stop_ids_every_row_is_as_long_as_it_may_be(grouped):
     np.testing.assert_array_equal(grouped.lengths, grouped.prompt_lengths + 5)
     np.testing.assert_array_equal(grouped.ends, END_LENGTH)
     assert grouped.steps == 4
