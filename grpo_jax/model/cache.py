@@ -59,7 +59,7 @@ def write_slots[C: (MLACache, GQACache)](cache: C, new: C, positions_BT: Int[Arr
 
     def write(old: Array, tokens: Array) -> Array:
         # Between row and slot GQA has a dimension of heads, MLA has none.
-        heads = old.shape[1:-2]
+        heads: tuple[int, ...] = old.shape[1:-2]
         rows = jnp.arange(old.shape[0]).reshape(-1, *(1 for _ in heads), 1)
         slots = positions_BT.reshape(positions_BT.shape[0], *(1 for _ in heads), -1)
         index = (rows, *(jnp.arange(size)[:, None] for size in heads), slots)

@@ -39,7 +39,8 @@ def declare(
         del key
         return Declared(jnp.full(shape, mean, config.param_dtype), names=axes, mean=mean, std=std)
 
-    return module.param(name, initializer)
+    value: Any = module.param(name, initializer)  # linen unboxes what the initializer returns
+    return value
 
 
 def weight(module: nn.Module, config: ModelConfig, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> Array:

@@ -52,7 +52,7 @@ def init_params(config: ModelConfig, key: PRNGKey) -> Params:
         return number + 1, _draw(layer, jax.random.fold_in(layers_key, number))
 
     _, layers = jax.lax.scan(next_layer, jnp.uint32(0), length=config.num_layers)
-    return _draw(outside, outside_key) | {"layers": layers}
+    return {**_draw(outside, outside_key), "layers": layers}
 
 
 def _without_layers(leaf: Declared) -> Declared:

@@ -81,7 +81,7 @@ class GRPOConfig:
 
 def row_weights(config: GRPOConfig, live_B: Bool[Array | np.ndarray, " B"]) -> Float[Array, " B"]:
     """1 for rows that are trained on, 0 for rows that are not, from `Advantages.live_B`."""
-    return _DEAD_GROUPS[config.dead_groups](live_B)
+    return _DEAD_GROUPS[config.dead_groups](jnp.asarray(live_B))
 
 
 def grpo_denominator(config: GRPOConfig, mask_BT: Bool[Array, "B T"], row_weight_B: Float[Array, " B"]) -> Float[Array, ""]:
