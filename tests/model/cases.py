@@ -22,6 +22,7 @@ from grpo_jax.model import (
 from grpo_jax.types import Array, Params
 
 ROWS, LENGTH, VOCAB = 3, 9, 24
+PADDINGS = (0, 1)
 
 # Every size differs from the others that it could be mistaken for.
 SIZES = {"vocab_size": VOCAB, "num_layers": 2, "embed_dim": 16, "mlp_dim": 32}
@@ -66,9 +67,10 @@ def weights(config: ModelConfig) -> Params:
 
 
 def tokens(rows: int = ROWS) -> np.ndarray:
-    """Ids [rows, LENGTH], no id twice in a row."""
+    """Ids [rows, LENGTH], no id twice in a row, and none of PADDINGS."""
     random = np.random.default_rng(1)
-    return np.stack([random.permutation(VOCAB)[:LENGTH] for _ in range(rows)]).astype(np.int32)
+    ids = np.arange(len(PADDINGS), VOCAB)
+    return np.stack([random.permutation(ids)[:LENGTH] for _ in range(rows)]).astype(np.int32)
 
 
 def _full(config: ModelConfig, params: Params, ids: Array) -> tuple[Array, Array]:

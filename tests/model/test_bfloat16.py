@@ -30,7 +30,7 @@ def test_bfloat16_cached_decode_is_close_to_float32():
     kept = init_cache(narrow, ROWS, LENGTH, "bfloat16")
     last, kept = fill(narrow, params, ids[:, :5], lengths, kept)
     following, kept = step(narrow, params, unstack_layers(params), ids[np.arange(ROWS), lengths], lengths, kept)
-    assert {array.dtype for array in jax.tree.leaves((last, following, kept))} == {jnp.bfloat16}
+    assert {array.dtype for array in jax.tree.leaves((last, following, kept))} == {jnp.dtype("bfloat16")}
     expected = full_logits(config, ids)
     for hidden, positions in ((last, lengths - 1), (following, lengths)):
         assert np.abs(unembed(config, hidden) - expected[np.arange(ROWS), positions]).max() < TOLERANCE
@@ -38,4 +38,4 @@ def test_bfloat16_cached_decode_is_close_to_float32():
 
 def test_param_dtype_is_that_of_every_parameter():
     config = dataclasses.replace(CONFIGS["mla_q_rank"], param_dtype="bfloat16")
-    assert {leaf.dtype for leaf in jax.tree.leaves(abstract_params(config))} == {jnp.bfloat16}
+    assert {leaf.dtype for leaf in jax.tree.leaves(abstract_params(config))} == {jnp.dtype("bfloat16")}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from grpo_jax.model import Transformer, init_cache, unstack_layers
-from tests.model.cases import CONFIGS, LENGTH, ROWS, fill, full_logits, step, tokens, unembed, weights
+from tests.model.cases import CONFIGS, LENGTH, PADDINGS, ROWS, fill, full_logits, step, tokens, unembed, weights
 
 CACHED = ("mla_yarn", "mla_q_rank", "gqa_yarn")
 PROMPT, STEPS = 5, 4
@@ -17,7 +17,7 @@ POSITIONS = [LENGTHS + number for number in range(STEPS)]
 
 
 @cache
-def _decode(name, padding=0, unwritten=0.0):
+def _decode(name, padding=PADDINGS[0], unwritten=0.0):
     """Hidden states of the last prompt token and of each decoded one, and the cache before and after each step."""
     config, params = CONFIGS[name], weights(CONFIGS[name])
     prompts = np.where(np.arange(PROMPT) < LENGTHS[:, None], tokens()[:, :PROMPT], padding)
@@ -45,7 +45,7 @@ def test_cached_decode_matches_full_forward(name):
 
 @pytest.mark.parametrize("name", CACHED)
 def test_ids_in_the_padding_of_prompts_change_nothing(name):
-    for got, expected in zip(_decode(name, padding=23)[0], _decode(name)[0], strict=True):
+    for got, expected in zip(_decode(name, padding=PADDINGS[1])[0], _decode(name)[0], strict=True):
         np.testing.assert_array_equal(got, expected)
 
 
@@ -86,7 +86,7 @@ def test_mla_caches_latents_and_one_rotary_key_and_nothing_per_head():
             assert entry.latent_BSC.shape == (ROWS, LENGTH, config.mla.kv_rank)
             assert entry.rope_BSR.shape == (ROWS, LENGTH, config.mla.rope_dim)
             assert len(jax.tree.leaves(entry)) == 2
-    assert {array.dtype for array in jax.tree.leaves(init_cache(config, 1, 1, "bfloat16"))} == {jnp.bfloat16}
+    assert {array.dtype for array in jax.tree.leaves(init_cache(config, 1, 1, "bfloat16"))} == {jnp.dtype("bfloat16")}
 
 
 def test_gqa_caches_the_heads_of_keys_and_values_only():

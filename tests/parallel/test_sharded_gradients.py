@@ -1,4 +1,4 @@
-"""Gradients of a model on a mesh of eight devices are those on one, and lie where the parameters lie."""
+"""Gradients of a model on a mesh of eight devices are those on one."""
 
 import jax
 import numpy as np
@@ -22,6 +22,5 @@ def test_sharded_gradients_match_one_device(name, shape):
     params = shard_tree(weights(config), mesh, param_axes(config))
     got = _gradient(config, mesh)(params, jax.device_put(tokens(ROWS), row_sharding(mesh)))
     expected = _gradient(config, None)(weights(config), tokens(ROWS))
-    for gradient, alone, param in zip(*map(jax.tree.leaves, (got, expected, params)), strict=True):
+    for gradient, alone in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(gradient, alone, rtol=1e-5, atol=2e-5)
-        assert gradient.sharding.shard_shape(gradient.shape) == param.sharding.shard_shape(param.shape)
