@@ -1,9 +1,11 @@
 """How fast the decoder runs here: GFLOP/s of forward and forward+backward, tokens/s of cached decoding.
 
     python benchmarks/model_throughput.py --model mla --batch 128 --length 80
+    python benchmarks/model_throughput.py --model mla --mesh data=2
     python benchmarks/model_throughput.py --model smollm2 --batch 2 --length 256 --decode_batch 8 --slots 320
 
-Matrix products are counted, causal attention in full; forward+backward counts three times the forward, and so does not
+The first line is what one plain product of the feed-forward's size reaches, the ceiling of all others. With --mesh rows
+are split over (virtual) devices. Matrix products are counted, causal attention in full; forward+backward counts three times the forward, and so does not
 count what remat computes again. Figures are medians over --repeats timed calls after one that compiles.
 """
 
@@ -16,19 +18,23 @@ from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from grpo_jax.model import (
     GQAConfig,
     MLAConfig,
     ModelConfig,
     RopeConfig,
+    abstract_params,
     decode_step,
     hidden_states,
     init_cache,
     init_params,
+    param_axes,
     unstack_layers,
 )
 from grpo_jax.model.config import Dtype, Remat
+from grpo_jax.parallel import MeshShape, ensure_devices, make_mesh, row_sharding, shard_tree
 
 SMALL = {"vocab_size": 64, "num_layers": 4, "embed_dim": 128, "mlp_dim": 384}
 MODELS = {
@@ -75,25 +81,35 @@ def median_seconds(function: Callable[[], Any], repeats: int) -> tuple[float, fl
     return seconds[0], statistics.median(seconds[1:])
 
 
-def span_report(config: ModelConfig, batch: int, length: int, repeats: int) -> None:
+def ceiling_report(config: ModelConfig, rows: int, repeats: int) -> None:
+    """Prints the GFLOP/s of [rows, embed_dim] x [embed_dim, mlp_dim]."""
+    x, kernel = jnp.ones((rows, config.embed_dim)), jnp.ones((config.embed_dim, config.mlp_dim))
+    product = jax.jit(jnp.matmul)
+    _, seconds = median_seconds(lambda: product(x, kernel), repeats * 4)
+    rate = 2 * rows * config.embed_dim * config.mlp_dim / seconds / 1e9
+    print(f"{'one product':17} {seconds * 1e3:9.1f} ms {rate:8.1f} GFLOP/s")
+
+
+def span_report(config: ModelConfig, mesh: Mesh, batch: int, length: int, repeats: int) -> None:
     """Prints GFLOP/s of the forward pass and of forward and backward together."""
-    params = init_params(config, jax.random.key(0))
+    params = shard_tree(init_params(config, jax.random.key(0)), mesh, param_axes(config))
     tokens = jax.random.randint(jax.random.key(1), (batch, length), 0, config.vocab_size)
+    tokens = jax.device_put(tokens, row_sharding(mesh))
 
     def loss(params: Any, tokens: jax.Array) -> jax.Array:
-        return jnp.mean(jnp.square(hidden_states(config, params, tokens).astype(jnp.float32)))
+        return jnp.mean(jnp.square(hidden_states(config, params, tokens, mesh).astype(jnp.float32)))
 
     passes = {"forward": (jax.jit(loss), 1), "forward+backward": (jax.jit(jax.grad(loss)), 3)}
     for name, (function, times) in passes.items():
         first, seconds = median_seconds(lambda function=function: function(params, tokens), repeats)  # type: ignore[misc]
         rate = times * forward_flops(config, batch, length) / seconds / 1e9
-        print(f"{name:17} {seconds * 1e3:9.1f} ms {rate:8.1f} GFLOP/s {batch * length / seconds:10.0f} tokens/s"
-              f"   first call {first:.1f} s")  # fmt: skip
+        speed = f"{rate:8.1f} GFLOP/s {batch * length / seconds:10.0f} tokens/s"
+        print(f"{name:17} {seconds * 1e3:9.1f} ms {speed}   first call {first:.1f} s")
 
 
-def decode_report(config: ModelConfig, batch: int, slots: int, repeats: int) -> None:
+def decode_report(config: ModelConfig, mesh: Mesh, batch: int, slots: int, repeats: int) -> None:
     """Prints tokens/s of `slots` decode steps in one loop, from an empty cache; no sampling, no logits."""
-    params = init_params(config, jax.random.key(0))
+    params = shard_tree(init_params(config, jax.random.key(0)), mesh, param_axes(config))
 
     @jax.jit
     def decode(params: Any, tokens: jax.Array) -> jax.Array:
@@ -102,16 +118,17 @@ def decode_report(config: ModelConfig, batch: int, slots: int, repeats: int) -> 
         def step(position: jax.Array, carry: Any) -> Any:
             total, cache = carry
             positions = jnp.full((batch,), position)
-            hidden, cache = decode_step(config, params, layers, tokens, positions, cache)
-            return total + hidden.sum(), cache
+            hidden, cache = decode_step(config, params, layers, tokens, positions, cache, mesh)
+            return total + hidden.sum(dtype=jnp.float32), cache
 
         cache = init_cache(config, batch, slots, config.compute_dtype)
+        cache = jax.lax.with_sharding_constraint(cache, row_sharding(mesh))
         return jax.lax.fori_loop(0, slots, step, (jnp.float32(0), cache))[0]
 
-    tokens = jnp.arange(batch) % config.vocab_size
+    tokens = jax.device_put(jnp.arange(batch) % config.vocab_size, row_sharding(mesh))
     first, seconds = median_seconds(lambda: decode(params, tokens), repeats)
-    print(f"{'decode':17} {seconds * 1e3:9.1f} ms {seconds / slots * 1e3:8.2f} ms/step {batch * slots / seconds:10.0f} tokens/s"
-          f"   first call {first:.1f} s")  # fmt: skip
+    speed = f"{seconds / slots * 1e3:8.2f} ms/step {batch * slots / seconds:10.0f} tokens/s"
+    print(f"{'decode':17} {seconds * 1e3:9.1f} ms {speed}   first call {first:.1f} s")
 
 
 def main() -> None:
@@ -122,11 +139,14 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=80, help="tokens of a span")
     parser.add_argument("--decode_batch", type=int, default=512, help="rows of decoding; 0 skips it")
     parser.add_argument("--slots", type=int, default=80, help="cache slots, and decode steps")
+    parser.add_argument("--mesh", type=MeshShape.parse, default=MeshShape(), help="as train.py takes it")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--unroll", type=int, help="scan_unroll; default: all layers")
     parser.add_argument("--remat", choices=get_args(Remat), default="none")
     parser.add_argument("--compute_dtype", choices=get_args(Dtype), default="float32")
     options = parser.parse_args()
+    ensure_devices(options.mesh)
+    mesh = make_mesh(options.mesh)
     config = MODELS[options.model]
     config = dataclasses.replace(
         config,
@@ -134,13 +154,16 @@ def main() -> None:
         remat=options.remat,
         compute_dtype=options.compute_dtype,
     )
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(lambda: init_params(config, jax.random.key(0)))))
-    print(f"{options.model}: {parameters / 1e6:.2f}M parameters, {config.compute_dtype}, remat {config.remat}, "
-          f"scan_unroll {config.scan_unroll}, {jax.devices()[0].device_kind}, jax {jax.__version__}")  # fmt: skip
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config)))
+    print(
+        f"{options.model}: {parameters / 1e6:.2f}M parameters, {config.compute_dtype}, remat {config.remat}, "
+        f"scan_unroll {config.scan_unroll}, mesh {options.mesh}, {jax.devices()[0].device_kind}, jax {jax.__version__}"
+    )
+    ceiling_report(config, max(options.batch * options.length, options.decode_batch), options.repeats)
     if options.batch:
-        span_report(config, options.batch, options.length, options.repeats)
+        span_report(config, mesh, options.batch, options.length, options.repeats)
     if options.decode_batch:
-        decode_report(config, options.decode_batch, options.slots, options.repeats)
+        decode_report(config, mesh, options.decode_batch, options.slots, options.repeats)
 
 
 if __name__ == "__main__":

@@ -67,6 +67,7 @@ def train(config: RunConfig, *, resume: bool = False) -> Summary:
         checkpoints = stack.enter_context(RunCheckpoints(directory.checkpoints, keep=config.checkpoint.keep))
         if note:
             progress.note(note)
+        progress.note(f"writing to {config.run_dir}")
         run = _Run(experiment, directory, progress, checkpoints, interruption, compiles)
         stack.callback(run.close)
         try:
@@ -259,6 +260,9 @@ class _Run:
         """The held-out test after `step` steps of SFT or GRPO; taken from the log if it was made before an interruption."""
         if (scores := self.scores(step, phase)) is not None:
             return scores
+        if phase == "evaluation" and step in (0, self.config.grpo.steps):
+            # No bar is shown here, and with a large model a test takes minutes.
+            self.progress.note("held-out test: every stage, sampled and greedy ...")
         clock = PhaseClock(self.compiles)
         with clock("evaluation"):
             scores = self.experiment.heldout_test.run(self.policy.model, self.state.params, step)

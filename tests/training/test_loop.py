@@ -179,8 +179,15 @@ def test_killed_and_resumed_ends_as_never_stopped(finished, tmp_path: Path) -> N
     assert json.loads((run_dir / "summary.json").read_text())["after_grpo"] == summary.document()["after_grpo"]
 
 
+def length_parity(row) -> float:
+    """A reward that an untrained policy does not get every time."""
+    return float(len(row.ids) % 2)
+
+
 def test_several_updates_per_rollout_are_scored_first(tmp_path: Path) -> None:
-    config = load(tmp_path, "grpo.updates_per_rollout=2", "grpo.steps=2", "sft.steps=1", "evaluation.every=0")
+    extra = "rewards: {accuracy: 'test_loop:length_parity'}\n"
+    options = ("grpo.updates_per_rollout=2", "grpo.steps=2", "sft.steps=1", "evaluation.every=0")
+    config = load(tmp_path, *options, extra=extra)
     train(config)
     last = [record for record in records(Path(config.run_dir)) if record["phase"] == "grpo"][-1]
     assert last["ratio_max"] != 1.0
