@@ -5,7 +5,8 @@
     python benchmarks/model_throughput.py --model smollm2 --batch 2 --length 256 --decode_batch 8 --slots 320
 
 The first line is what one plain product of the feed-forward's size reaches, the ceiling of all others. With --mesh rows
-are split over (virtual) devices. Matrix products are counted, causal attention in full; forward+backward counts three times the forward, and so does not
+are split over (virtual) devices. Matrix products are counted, causal attention in full; forward+backward counts three
+times the forward, and so does not
 count what remat computes again. Figures are medians over --repeats timed calls after one that compiles.
 """
 
