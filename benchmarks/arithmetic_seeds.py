@@ -4,8 +4,8 @@
 
 Trains configs/arithmetic.yaml once for each seed, each in a process of its own, and writes
 benchmarks/results/arithmetic_seeds.md and .json: held-out accuracy sampled at temperature 1 (mean of 8 samples a problem)
-and greedy, length and termination per stage, before and after GRPO, and the wall time. A run that is already finished in --runs
-is not trained again.
+and greedy, length and termination per stage, before and after GRPO, and the wall time. A run that is
+already finished in --runs is not trained again.
 """
 
 from __future__ import annotations
