@@ -4,10 +4,10 @@
     python benchmarks/model_throughput.py --model mla --mesh data=2
     python benchmarks/model_throughput.py --model smollm2 --batch 2 --length 256 --decode_batch 8 --slots 320
 
-The first line is what one plain product of the feed-forward's size reaches, the ceiling of all others. With --mesh rows
+The first line is what one plain product of the feed-forward's size reaches: the ceiling of all others. With --mesh rows
 are split over (virtual) devices. Matrix products are counted, causal attention in full; forward+backward counts three
-times the forward, and so does not
-count what remat computes again. Figures are medians over --repeats timed calls after one that compiles.
+times the forward, and so does not count what remat computes again. Figures are medians over --repeats timed calls after
+one that compiles.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from grpo_jax.model import (
 from grpo_jax.model.config import Dtype, Remat
 from grpo_jax.parallel import MeshShape, ensure_devices, make_mesh, row_sharding, shard_tree
 
-SMALL = {"vocab_size": 64, "num_layers": 4, "embed_dim": 128, "mlp_dim": 384}
+SMALL: dict[str, Any] = {"vocab_size": 64, "num_layers": 4, "embed_dim": 128, "mlp_dim": 384}
 MODELS = {
     "mla": ModelConfig(**SMALL, mla=MLAConfig(num_heads=4, kv_rank=64, nope_dim=32, rope_dim=16, value_dim=32)),
     "gqa": ModelConfig(**SMALL, gqa=GQAConfig(num_heads=4, num_kv_heads=2, head_dim=32)),
