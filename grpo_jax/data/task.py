@@ -108,7 +108,10 @@ def make_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     except TypeError as error:
         known = list(inspect.signature(factory).parameters)
         raise ValueError(f"task {name!r}: {error}; got {sorted(options)}, its options are {known}") from error
-    task = factory(**options)
+    try:
+        task = factory(**options)
+    except TypeError as error:
+        raise ValueError(f"task {name!r} cannot be made with options {options}: {error}") from error
     if not isinstance(task, Task):
         missing = [part for part in ("stages", "sample", "heldout", "demonstration") if not hasattr(task, part)]
         raise ValueError(f"task {name!r} made a {type(task).__name__}, which lacks {missing} of the Task protocol")

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from grpo_jax.data import JsonlTask, PromptTemplate, Task, make_task
+from grpo_jax.data import JsonlTask, PromptTemplate, Task, initial_state, make_task, stage_weights
 from grpo_jax.evaluation import HeldoutTest
 from grpo_jax.rewards import CompositeReward
 from grpo_jax.training.config import RunConfig
@@ -65,6 +65,7 @@ def build_experiment(config: RunConfig) -> Experiment:
         # Solutions are imitated in SFT only: without it a long one drops no problem.
         longest = config.rollout.max_completion_tokens if config.sft.steps else None
         task = task.limit_length(template, config.data.max_prompt_tokens, longest)
+    stage_weights(config.data.curriculum, initial_state(task.stages))  # raises where it weighs a stage that is not there
     _check_widths(config, template, task)
     return Experiment(
         config=config, policy=policy, template=template, task=task, reward=CompositeReward(config.rewards)
@@ -75,7 +76,13 @@ def _check_widths(config: RunConfig, template: PromptTemplate, task: Task) -> No
     rng = np.random.default_rng(config.seed)
     for stage in task.stages:
         problems = task.sample(rng, stage, _CHECKED)
-        prompts = [*problems, *task.heldout(stage, config.evaluation.problems)]
+        heldout = task.heldout(stage, config.evaluation.problems)
+        if not problems or not heldout:
+            side = "training" if not problems else "held-out"
+            raise ValueError(
+                f"data.task is {config.data.task!r}, but its stage {stage!r} has no {side} problem. Give it some"
+            )
+        prompts = [*problems, *heldout]
         widths = {
             "data.max_prompt_tokens": max(len(template.encode_prompt(problem)) for problem in prompts),
             "rollout.max_completion_tokens": max(

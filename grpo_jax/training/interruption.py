@@ -10,7 +10,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interruption:
-    """While entered, the first SIGTERM or SIGINT sets `requested`; a second one acts as it does without this.
+    """While entered, the first SIGTERM or SIGINT sets `requested`; a SIGINT after it acts as it does without this.
 
     Handlers belong to a process's main thread: entered in another, it asks for nothing and `requested` stays None.
 
@@ -24,7 +24,8 @@ class Interruption:
 
     def _ask(self, number: int, frame: types.FrameType | None) -> None:
         self.requested = signal.Signals(number)
-        self._restore()
+        # A second Ctrl-C acts at once. A second SIGTERM does not: `timeout` and others send it to a process twice.
+        signal.signal(signal.SIGINT, self._before[signal.SIGINT])  # type: ignore[arg-type]
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

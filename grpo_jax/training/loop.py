@@ -24,7 +24,7 @@ from grpo_jax.training.interruption import Interruption
 from grpo_jax.training.metrics_log import MetricsLog
 from grpo_jax.training.phase_clock import PhaseClock
 from grpo_jax.training.plots import write_plots
-from grpo_jax.training.position import Position
+from grpo_jax.training.position import Position, TrainingPhase
 from grpo_jax.training.progress import Progress
 from grpo_jax.training.rules import check
 from grpo_jax.training.run_directory import RunDirectory, open_run
@@ -125,13 +125,16 @@ class _Run:
         config = self.config
         if self.position.phase == "sft":
             self._train_sft()
+            # Before a test, which can take minutes, so that no signal finds the phase unsaved.
+            self._save_if_new()
             self._begin_grpo()
-        self._test("evaluation", 0)
+        if self.position.step == 0:
+            self._test("evaluation", 0)
         if config.grpo.steps:
             self._train_grpo()
+            self._save_if_new()
             self._test("evaluation", config.grpo.steps)
-        if self.checkpoints.latest_step() != self.total_step:
-            self._save()
+        self._save_if_new()
         self.checkpoints.wait()
 
     def scores(self, step: int, phase: Literal["sft_evaluation", "evaluation"] = "evaluation") -> Scores | None:
@@ -143,8 +146,10 @@ class _Run:
 
     # State
 
-    def _start(self, phase: Any) -> Position:
-        return Position.start(phase, self.experiment.task.stages, self.policy.tokenizer.fingerprint())
+    def _start(self, phase: TrainingPhase) -> Position:
+        has_reference = phase == "grpo" and self.policy.needs_reference
+        stages, fingerprint = self.experiment.task.stages, self.policy.tokenizer.fingerprint()
+        return Position.start(phase, stages, fingerprint, has_reference=has_reference)
 
     def _restore(self) -> None:
         """The arrays and the position of the last checkpoint, or those of the beginning."""
@@ -162,6 +167,14 @@ class _Run:
             )
         restored = self.checkpoints.restore(self.policy.abstract_arrays(position)).state
         self.state, self.reference, self.position = restored["train"], restored.get("reference"), position
+        if position.phase == "grpo" and position.step > self.config.grpo.steps:
+            raise ConfigError(
+                f"grpo.steps is {self.config.grpo.steps}, but the run to resume has done {position.step} already. Set it to "
+                f"{position.step} or more"
+            )
+        if position.phase == "grpo" and position.step == 0 and self.policy.needs_reference and not position.has_reference:
+            # A run of SFT alone that goes on with GRPO now.
+            self._begin_grpo()
 
     def _begin_grpo(self) -> None:
         """A new optimizer for the policy, and a frozen copy of it as the reference."""
@@ -174,9 +187,13 @@ class _Run:
 
     def _save(self) -> None:
         arrays: dict[str, Any] = {"train": self.state}
-        if self.position.phase == "grpo" and self.policy.needs_reference:
+        if self.position.has_reference:
             arrays["reference"] = self.reference
         self.checkpoints.save(self.total_step, arrays, self.position.to_json())
+
+    def _save_if_new(self) -> None:
+        if self.total_step > 0 and self.checkpoints.latest_step() != self.total_step:
+            self._save()
 
     def _after_step(self) -> None:
         """Saves when it is time to; stops when a signal asked for it."""

@@ -73,8 +73,7 @@ class Policy:
     def abstract_arrays(self, position: Position) -> dict[str, Any]:
         """Shapes, dtypes and shardings of what a checkpoint at this position holds."""
         train = abstract_state(self.sft_step_config if position.phase == "sft" else self.grpo_step_config)
-        has_reference = position.phase == "grpo" and self.needs_reference
-        return {"train": train} | ({"reference": train.params} if has_reference else {})
+        return {"train": train} | ({"reference": train.params} if position.has_reference else {})
 
 
 def build_policy(config: RunConfig) -> Policy:
@@ -105,9 +104,9 @@ def _tokenizer(config: TokenizerConfig) -> Tokenizer:
 
 
 def _model(config: RunConfig, pretrained: GGUFModel | None, tokenizer: Tokenizer) -> ModelConfig:
+    check_vocabulary(config, tokenizer.vocab_size)
     if pretrained is None:
         assert config.model is not None
-        check_vocabulary(config, tokenizer.vocab_size)
         return config.model
     assert config.pretrained is not None
     model = dataclasses.replace(pretrained.model_config(), remat=config.pretrained.remat)

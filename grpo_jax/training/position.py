@@ -19,17 +19,23 @@ class Position:
       step: steps of that phase done.
       curriculum: the curriculum's state in that phase.
       tokenizer: fingerprint of the tokenizer that the parameters were trained with.
+      has_reference: whether a reference policy is held here.
     """
 
     phase: TrainingPhase
     step: int
     curriculum: CurriculumState
     tokenizer: str
+    has_reference: bool
 
     @classmethod
-    def start(cls, phase: TrainingPhase, stages: tuple[str, ...], tokenizer: str) -> Self:
+    def start(
+        cls, phase: TrainingPhase, stages: tuple[str, ...], tokenizer: str, *, has_reference: bool = False
+    ) -> Self:
         """The beginning of a phase."""
-        return cls(phase=phase, step=0, curriculum=initial_state(stages), tokenizer=tokenizer)
+        return cls(
+            phase=phase, step=0, curriculum=initial_state(stages), tokenizer=tokenizer, has_reference=has_reference
+        )
 
     def after_step(self) -> Self:
         """One step further."""

@@ -34,6 +34,18 @@ def check_vocabulary(config: RunConfig, vocab_size: int) -> None:
             f"model.vocab_size is {config.model.vocab_size}, but it must be at least {vocab_size}, the number of the "
             "tokenizer's ids. It may be larger, so that the mesh divides it",
         )
+    size = vocab_size if config.model is None else config.model.vocab_size
+    for key, sampler in (("rollout", config.rollout.sampler), ("evaluation", config.evaluation.sampler)):
+        _refuse_unless(
+            sampler.top_k is None or sampler.top_k <= size,
+            f"{key}.sampler.top_k is {sampler.top_k}, but it must be at most {size}, the size of the vocabulary. Lower it, "
+            "or set it to null to keep all tokens",
+        )
+    _refuse_unless(
+        config.grpo.steps == 0 or config.rollout.sampler.top_k != 1,
+        "rollout.sampler.top_k is 1, but it must be at least 2 for GRPO: completions of one prompt would all be the same, "
+        "so every advantage would be 0",
+    )
 
 
 def _refuse_unless(condition: bool, message: str) -> None:

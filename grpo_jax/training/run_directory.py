@@ -114,7 +114,9 @@ def open_run(config: RunConfig, *, resume: bool) -> Iterator[RunDirectory]:
             for folder in (directory.samples, directory.plots):
                 folder.mkdir(exist_ok=True)
             atomic_write(directory.config, configfile.dumped(config))
-        except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
             raise ConfigError(
                 f"run_dir is {config.run_dir!r}, but {error.filename} cannot be written to ({error.strerror}). Choose "
                 "another with --run_dir"
@@ -139,6 +141,15 @@ def check_continues(saved: RunConfig, config: RunConfig) -> None:
             f"follows a {config.grpo.optimizer.schedule} schedule over that many. Keep it; only a run with a constant "
             "schedule can be prolonged"
         )
+
+
+def _is_run_config(path: Path) -> bool:
+    """Whether a run wrote this file: another program's config.yaml must not cost that program its files."""
+    try:
+        configfile.load(path)
+    except ConfigError:
+        return False
+    return True
 
 
 def _flat(tree: schema.Tree, prefix: str = "") -> schema.Tree:
@@ -183,13 +194,17 @@ def _begin(directory: RunDirectory, name: str, resume: bool) -> None:
             f"run_dir is {name!r}, but a run with checkpoints is already there. Continue it with --resume, or choose "
             "another directory with --run_dir"
         )
+    own = {directory.lock, directory.config, directory.metrics, directory.summary}
+    own |= {directory.samples, directory.plots, directory.tensorboard, directory.checkpoints}
     # A temporary file is what atomic_write leaves behind when it is killed.
     strangers = [
         entry.name
         for entry in directory.path.iterdir()
-        if entry != directory.lock and not re.fullmatch(r"\.config\.yaml\..*\.tmp", entry.name)
+        if entry not in own and not re.fullmatch(r"\.config\.yaml\..*\.tmp", entry.name)
     ]
-    if strangers and not directory.config.exists():
+    if not directory.config.exists() or not _is_run_config(directory.config):
+        strangers += [entry.name for entry in own if entry != directory.lock and entry.exists()]
+    if strangers:
         raise ConfigError(
             f"run_dir is {name!r}, but it holds other files than a run's: {', '.join(sorted(strangers)[:5])}. Choose "
             "an empty or new directory with --run_dir"

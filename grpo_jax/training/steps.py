@@ -110,9 +110,14 @@ def _update(state: TrainState, gradients: Params, live: Array) -> tuple[TrainSta
         new = jax.lax.with_sharding_constraint(new, state_shardings(new))
     metrics = {
         "grad_norm": optax.global_norm(gradients),
-        "learning_rate": make_schedule(config.optimizer, config.total_updates)(state.step),
+        # By the optimizer's own count, which a batch without a live token does not advance.
+        "learning_rate": make_schedule(config.optimizer, config.total_updates)(_updates_done(state.opt_state)),
     }
     return new, metrics
+
+
+def _updates_done(opt_state: Any) -> Int[Array, ""]:
+    return optax.tree_utils.tree_get_all_with_path(opt_state, "count")[0][1]
 
 
 def _stats(config: StepConfig, params: Params, tokens: Int[Array, "B T"], temperature: float) -> Any:

@@ -211,6 +211,7 @@ def test_sequential_curriculum_moves_on_and_survives_resumption(tmp_path: Path) 
         "data.curriculum.advance_at=0.5",
         "evaluation.sft_every=2",
         "evaluation.every=0",
+        "checkpoint.keep=9",
         "sft.steps=4",
         "grpo.steps=2",
     )
