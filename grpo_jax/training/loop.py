@@ -159,7 +159,10 @@ class _Run:
             if self.config.sft.steps == 0:
                 self._begin_grpo()
             return
-        position = Position.from_json(self.checkpoints.read_host())
+        try:
+            position = Position.from_json(self.checkpoints.read_host())
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         if position.tokenizer != self.policy.tokenizer.fingerprint():
             raise ConfigError(
                 "data.tokenizer is another one than the checkpoint's parameters were trained with: its file has changed "

@@ -51,5 +51,15 @@ class Position:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Self:
-        """The position that `to_json` wrote."""
+        """The position that `to_json` wrote.
+
+        Raises:
+          ValueError: the document has other keys; another version of grpo_jax wrote it.
+        """
+        keys = {field.name for field in dataclasses.fields(cls)}
+        if document.keys() != keys:
+            raise ValueError(
+                f"the checkpoint's position has the keys {sorted(document)}, but this version of grpo_jax needs {sorted(keys)}: "
+                "another version wrote it. Go on with that version, or begin a new run with another --run_dir"
+            )
         return cls(**document)
