@@ -59,7 +59,7 @@ class Position:
         keys = {field.name for field in dataclasses.fields(cls)}
         if document.keys() != keys:
             raise ValueError(
-                f"the checkpoint's position has the keys {sorted(document)}, but this version of grpo_jax needs {sorted(keys)}: "
-                "another version wrote it. Go on with that version, or begin a new run with another --run_dir"
+                f"the checkpoint's position has the keys {sorted(document)}, but this version of grpo_jax needs "
+                f"{sorted(keys)}: another version wrote it. Go on with that version, or begin a new run with another --run_dir"
             )
         return cls(**document)
