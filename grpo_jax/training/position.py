@@ -60,6 +60,7 @@ class Position:
         if document.keys() != keys:
             raise ValueError(
                 f"the checkpoint's position has the keys {sorted(document)}, but this version of grpo_jax needs "
-                f"{sorted(keys)}: another version wrote it. Go on with that version, or begin a new run with another --run_dir"
+                f"{sorted(keys)}: another version wrote it. Go on with that version, or begin a new "
+                "run with another --run_dir"
             )
         return cls(**document)
