@@ -30,7 +30,7 @@ def run(arguments: list[str], cwd: Path = ROOT) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=550,
+        timeout=1500,
     )
     assert result.returncode == 0, result.stdout
     return result.stdout

@@ -101,7 +101,7 @@ def test_plain_orbax_reads_the_parameters_without_this_library(exported, tmp_pat
     """
     out = tmp_path / "out.npy"
     command = [sys.executable, "-c", textwrap.dedent(program), str(folder / "params"), str(out)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     np.testing.assert_array_equal(np.load(out), np.asarray(params["layers"]["attention"]["out"]).astype(np.float32))
 

@@ -92,7 +92,7 @@ MOUNT = "mount -t tmpfs -o size=24m none {folder} && exec {python} {program} {fo
 
 
 def run(command):
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
 
 
 def program(tmp_path, text):
