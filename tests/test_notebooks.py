@@ -16,4 +16,5 @@ def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.read(path, as_version=4)
     assert not [cell for cell in notebook.cells if cell.get("outputs")], "commit notebooks without outputs"
-    ExecutePreprocessor(timeout=1200, startup_timeout=600).preprocess(notebook, {"metadata": {"path": str(ROOT / "notebooks")}})
+    runner = ExecutePreprocessor(timeout=1200, startup_timeout=600)
+    runner.preprocess(notebook, {"metadata": {"path": str(ROOT / "notebooks")}})
