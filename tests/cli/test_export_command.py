@@ -29,14 +29,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, Param
     experiment = build_experiment(config)
     rng = np.random.default_rng(0)
     params, later = (
-        jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), abstract_params(experiment.model))
+        jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), abstract_params(experiment.policy.model))
         for _ in range(2)
     )
     with open_run(config, resume=False) as directory, RunCheckpoints(directory.checkpoints) as checkpoints:
-        position = Position.start("sft", experiment.task.stages, experiment.tokenizer.fingerprint())
-        checkpoints.save(1, {"train": TrainState.create(params, experiment.sft_step_config)}, position.to_json())
-        state = TrainState.create(later, experiment.grpo_step_config)
-        position = dataclasses.replace(position, phase="grpo", step=1)
+        position = Position.start("sft", experiment.task.stages, experiment.policy.tokenizer.fingerprint())
+        checkpoints.save(1, {"train": TrainState.create(params, experiment.policy.sft_step_config)}, position.to_json())
+        state = TrainState.create(later, experiment.policy.grpo_step_config)
+        position = dataclasses.replace(position, phase="grpo", step=1, has_reference=True)
         checkpoints.save(3, {"train": state, "reference": params}, position.to_json())
     return path, {1: jax.device_get(params), 3: jax.device_get(later)}
 
@@ -56,7 +56,7 @@ def test_exported_parameters_are_those_of_the_checkpoint(
 def test_export_says_how_to_rebuild_the_tokenizer(run: tuple[Path, dict[int, Params]], tmp_path: Path) -> None:
     main([str(run[0]), "--output", str(tmp_path / "out")])
     document = read_model_json(tmp_path / "out")["tokenizer"]
-    tokenizer = build_experiment(configfile.load(SMOKE)).tokenizer
+    tokenizer = build_experiment(configfile.load(SMOKE)).policy.tokenizer
     assert document["name"] == "characters"
     assert document["fingerprint"] == tokenizer.fingerprint()
     assert document["eos_ids"] == list(tokenizer.eos_ids)
