@@ -28,9 +28,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, Param
     config = configfile.load(SMOKE, [("run_dir", str(path))])
     experiment = build_experiment(config)
     rng = np.random.default_rng(0)
+    abstract = abstract_params(experiment.policy.model)
     params, later = (
-        jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), abstract_params(experiment.policy.model))
-        for _ in range(2)
+        jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), abstract) for _ in range(2)
     )
     with open_run(config, resume=False) as directory, RunCheckpoints(directory.checkpoints) as checkpoints:
         position = Position.start("sft", experiment.task.stages, experiment.policy.tokenizer.fingerprint())
