@@ -2,7 +2,8 @@
 
     python benchmarks/rollout_throughput.py                   the two cases below
     python benchmarks/rollout_throughput.py --repeats 9 --case small
-    python benchmarks/rollout_throughput.py --filters         what each filter adds to a draw
+    python benchmarks/rollout_throughput.py --filters         what each filter adds to a draw, beside a sort of the
+                                                              logits and beside jax.random.categorical
 
 `small` is a character model with many rows, where small matrix products rule; `large_vocabulary` is a model of
 SmolLM2-135M's shape with few rows, where the noise over 49152 tokens must not rule. Parameters are random and there are
@@ -96,6 +97,28 @@ def draw_only(logits_BV, keys_B, *, sampler, draws):
     return jax.lax.fori_loop(0, draws, step, (jnp.zeros(logits_BV.shape[0]), logits_BV))[0]
 
 
+@partial(jax.jit, static_argnames="draws")
+def draw_categorical(logits_BV, keys_B, *, draws):
+    """The same number of draws by jax.random.categorical, without log-probs."""
+
+    def step(position, logits_BV):
+        keys = position_keys(keys_B, jnp.full(keys_B.shape, position))
+        tokens_B = jax.vmap(jax.random.categorical)(keys, logits_BV)
+        return logits_BV + tokens_B[:, None] * 1e-9
+
+    return jax.lax.fori_loop(0, draws, step, logits_BV)
+
+
+@partial(jax.jit, static_argnames="draws")
+def sort_only(logits_BV, *, draws):
+    """`draws` sorts of logits that change a little each time."""
+
+    def step(_, logits_BV):
+        return logits_BV + jnp.sort(logits_BV, axis=-1)[:, :1] * 1e-9
+
+    return jax.lax.fori_loop(0, draws, step, logits_BV)
+
+
 def random_params(config: ModelConfig):
     """Weights of roughly the right size; their values do not matter here."""
     random = np.random.default_rng(0)
@@ -144,9 +167,14 @@ def measure_filters(name: str, case: Case, repeats: int) -> None:
     def draw(sampler: SamplerConfig, step: int):
         return draw_only(logits, row_keys(0, step, jnp.arange(case.rows)), sampler=sampler, draws=draws)
 
+    def categorical(step: int):
+        return draw_categorical(logits, row_keys(0, step, jnp.arange(case.rows)), draws=draws)
+
+    calls = {label: partial(draw, sampler) for label, sampler in SAMPLERS.items()}
+    calls |= {"(categorical)": categorical, "(a sort)": lambda _: sort_only(logits, draws=draws)}
     print(f"{name}: {case.rows} rows, vocabulary {case.model.vocab_size}, milliseconds a draw")
-    for label, sampler in SAMPLERS.items():
-        print(f"  {label:<12}{1e3 * seconds(partial(draw, sampler), repeats) / draws:8.2f}", flush=True)
+    for label, call in calls.items():
+        print(f"  {label:<14}{1e3 * seconds(call, repeats) / draws:8.2f}", flush=True)
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 Stages: two-digit addition; subtraction with negative results; multiplication; two operations with precedence; three
 operations with parentheses. A problem's side of the split is a hash of its canonical form, in which `47+85` and `85+47`
-are one problem: the held-out set is disjoint from training by construction, for any seed and any length of run.
+are one problem: the held-out set is disjoint from training by construction, for any seed and any length of run. Nor is
+a longer problem trained on when one step of it is a held-out problem: `7*5+42` is left out where `35+42` is held out.
 
 Demonstrations are of mixed quality on purpose: a share skips the working and states the right answer, and a share slips
 in one step. A model fine-tuned on them knows how to work and does so only sometimes, which leaves GRPO groups
@@ -28,28 +29,32 @@ HELDOUT_ONE_IN = 8
 Rng = np.random.Generator
 
 
-def _between(rng: Rng, low: int, high: int) -> int:
-    return int(rng.integers(low, high + 1))
+TWO_DIGITS = range(10, 100)
+FACTORS = range(2, 10)
+
+
+def _one_of(rng: Rng, numbers: range) -> int:
+    return int(rng.integers(numbers.start, numbers.stop))
 
 
 def _addition(rng: Rng) -> Expression:
-    return Operation("+", _between(rng, 10, 99), _between(rng, 10, 99))
+    return Operation("+", _one_of(rng, TWO_DIGITS), _one_of(rng, TWO_DIGITS))
 
 
 def _subtraction(rng: Rng) -> Expression:
-    return Operation("-", _between(rng, 10, 99), _between(rng, 10, 99))
+    return Operation("-", _one_of(rng, TWO_DIGITS), _one_of(rng, TWO_DIGITS))
 
 
 def _multiplication(rng: Rng) -> Expression:
-    sides = [_between(rng, 10, 99), _between(rng, 2, 9)]
+    sides = [_one_of(rng, TWO_DIGITS), _one_of(rng, FACTORS)]
     rng.shuffle(sides)
     return Operation("*", *sides)
 
 
 def _precedence(rng: Rng) -> Expression:
-    product = Operation("*", _between(rng, 2, 9), _between(rng, 2, 9))
-    other = _between(rng, 10, 99)
-    shape = _between(rng, 0, 3)
+    product = Operation("*", _one_of(rng, FACTORS), _one_of(rng, FACTORS))
+    other = _one_of(rng, TWO_DIGITS)
+    shape = _one_of(rng, range(4))
     if shape == 0:
         return Operation("+", other, product)
     if shape == 1:
@@ -58,12 +63,12 @@ def _precedence(rng: Rng) -> Expression:
 
 
 def _parentheses(rng: Rng) -> Expression:
-    total, part = _between(rng, 2, 9), _between(rng, 1, 8)
+    total, part = _one_of(rng, FACTORS), _one_of(rng, range(1, 9))
     part = min(part, total - 1)
     group: Expression = Operation("+", part, total - part) if rng.integers(2) else Operation("-", total, part)
-    factor = _between(rng, 2, 9)
+    factor = _one_of(rng, FACTORS)
     product = Operation("*", group, factor) if rng.integers(2) else Operation("*", factor, group)
-    other = _between(rng, 10, 99)
+    other = _one_of(rng, TWO_DIGITS)
     operator = "+" if rng.integers(2) else "-"
     return Operation(operator, product, other) if rng.integers(2) else Operation(operator, other, product)
 
@@ -81,6 +86,17 @@ def is_heldout(expression: Expression) -> bool:
     """One problem in eight, by a hash of its canonical form."""
     digest = hashlib.blake2b(ex.canonical_key(expression).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % HELDOUT_ONE_IN == 0
+
+
+def is_trainable(expression: Expression) -> bool:
+    """Neither held out, nor with a step that is a held-out problem of a stage of one operation."""
+    steps = filter(_is_stage_of_one_operation, ex.operations(expression))
+    return not is_heldout(expression) and not any(map(is_heldout, steps))
+
+
+def _is_stage_of_one_operation(operation: Operation) -> bool:
+    small, large = sorted(map(ex.value, (operation.left, operation.right)))
+    return large in TWO_DIGITS and small in (FACTORS if operation.operator == "*" else TWO_DIGITS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,10 +145,10 @@ class ArithmeticTask:
         return f"<think>{working}</think><answer>{result}</answer>"
 
     def _draw(self, rng: Rng, stage: str, heldout: bool) -> Expression:
-        while True:
-            expression = STAGES[stage](rng)
-            if is_heldout(expression) == heldout:
-                return expression
+        belongs = is_heldout if heldout else is_trainable
+        while not belongs(expression := STAGES[stage](rng)):
+            pass
+        return expression
 
     def _problem(self, stage: str, expression: Expression) -> Problem:
         working, result = work(expression)

@@ -1,8 +1,9 @@
-"""Arithmetic expressions: a small tree, its text, its value, and a key that ignores the order of sums and products."""
+"""Arithmetic expressions: a small tree, its text, its value, its operations, and a key that ignores the order of sides."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 PRECEDENCE = {"+": 1, "-": 1, "*": 2}
 
@@ -46,13 +47,22 @@ def value(expression: Expression) -> int:
     return left * right
 
 
+def operations(expression: Expression) -> Iterator[Operation]:
+    """The operations on two numbers that evaluate the expression, in their order: `7*5+42` is `7*5`, then `35+42`."""
+    if isinstance(expression, Operation):
+        yield from operations(expression.left)
+        yield from operations(expression.right)
+        yield Operation(expression.operator, value(expression.left), value(expression.right))
+
+
 def canonical_key(expression: Expression) -> str:
-    """Equal for problems that differ only in the order of a sum's or a product's two sides (`47+85`, `85+47`)."""
+    """Equal for problems that differ only in the order of an operation's two sides.
+
+    `47+85` and `85+47` have one key, and so have `58-23` and `23-58`, whose workings state the same facts.
+    """
     if isinstance(expression, int):
         return str(expression)
-    left, right = canonical_key(expression.left), canonical_key(expression.right)
-    if expression.operator in "+*" and right < left:
-        left, right = right, left
+    left, right = sorted(canonical_key(side) for side in (expression.left, expression.right))
     return f"({left}{expression.operator}{right})"
 
 

@@ -84,7 +84,7 @@ class HeldoutTest:
     mesh: Mesh | None = None
 
     def run(self, model: ModelConfig, params: Params, step: int) -> dict[str, StageScore]:
-        """Scores of every stage; `step` keys the draws."""
+        """Scores of every stage; `step`, counted over all phases of a run, keys the draws."""
         problems = [problem for stage in self.task.stages for problem in self.task.heldout(stage, self.problems)]
         stages = np.array([problem.stage for problem in problems])
         right, lengths, ended = self._generate(model, params, problems, self.sampler, self.samples, step)

@@ -85,11 +85,18 @@ def rollout(
         mesh: shards the rows over data and fsdp; None leaves placement to jax.
 
     Raises:
-        ValueError: shapes that do not belong together, a stop id outside the vocabulary, or a prompt length outside
-            1..T. Lengths are checked where they come as a NumPy array: reading a device's would wait for the device.
+        ValueError: shapes that do not belong together, a stop id outside the vocabulary, rows that the mesh cannot split
+            evenly, or a prompt length outside 1..T. Lengths are checked where they come as a NumPy array: reading a
+            device's would wait for the device.
     """
     _check(model_config, prompts_PT, prompt_lengths_P, keys_B, max_completion, stop_ids, samples_per_prompt)
-    if mesh is not None and prompts_PT.shape[0] % MeshShape(**mesh.shape).row_shards:
+    row_shards = 1 if mesh is None else MeshShape(**mesh.shape).row_shards
+    if keys_B.shape[0] % row_shards:
+        raise ValueError(
+            f"{keys_B.shape[0]} rows cannot be split evenly over the mesh's {row_shards} row shards (data x fsdp): give "
+            "a multiple of that many rows, or make the mesh smaller."
+        )
+    if prompts_PT.shape[0] % row_shards:
         # Too few prompts to go round: each is prefilled once for every row, since rows do split evenly.
         prompts_PT = jnp.repeat(jnp.asarray(prompts_PT), samples_per_prompt, axis=0)
         prompt_lengths_P = jnp.repeat(jnp.asarray(prompt_lengths_P), samples_per_prompt)

@@ -132,8 +132,8 @@ def sampling_logits(logits_BV: Float[Array, "B V"], config: SamplerConfig) -> Fl
 def _largest(values_BV: Float[Array, "B V"], weights_BV: Float[Array, "B V"], target: float) -> Bool[Array, "B V"]:
     """The shortest prefix of each row, sorted by falling value and then rising id, whose weights reach `target`.
 
-    The threshold is found by bisection over the 32 bits of a float: 32 sums over the row, where a sort of a vocabulary
-    of 49152 takes fifteen times as long.
+    The threshold is found by bisection over the 32 bits of a float: 32 sums over the row, several times cheaper than
+    sorting a large vocabulary (benchmarks/rollout_throughput.py --filters).
     """
     order_BV = _ordered_bits(values_BV)
 
@@ -185,7 +185,7 @@ def _first_argmax(x_BV: Float[Array, "B V"]) -> Int[Array, " B"]:
     """argmax over V, the lowest id where values tie.
 
     Two plain reductions, because XLA's CPU backend does not vectorise the joint (value, index) reduction of
-    `jnp.argmax`, nor the noise that it fuses into it: at V=49152 that costs three times as much.
+    `jnp.argmax`, nor the noise that it fuses into it (benchmarks/rollout_throughput.py --filters).
     """
     size = x_BV.shape[-1]
     is_max_BV = x_BV == jnp.max(x_BV, axis=-1, keepdims=True)

@@ -285,7 +285,7 @@ class _Run:
             self.progress.note("held-out test: every stage, sampled and greedy ...")
         clock = PhaseClock(self.compiles)
         with clock("evaluation"):
-            scores = self.experiment.heldout_test.run(self.policy.model, self.state.params, step)
+            scores = self.experiment.heldout_test.run(self.policy.model, self.state.params, self.total_step)
         self.log.write(phase, step, self.total_step, to_metrics(scores) | clock.metrics())
         trained = "SFT" if phase == "sft_evaluation" else "GRPO"
         title = "held-out test before GRPO" if step == 0 else f"held-out test after {trained} step {step}"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from grpo_jax.data import CharacterTokenizer, PromptTemplate, make_task
 from grpo_jax.data import expression as ex
-from grpo_jax.data.arithmetic import ALPHABET, STAGES, ArithmeticTask, is_heldout
+from grpo_jax.data.arithmetic import ALPHABET, STAGES, ArithmeticTask, is_heldout, is_trainable
 from grpo_jax.data.expression import Operation
 from grpo_jax.data.working import work
 
@@ -83,6 +83,41 @@ def test_heldout_and_training_problems_share_no_key_in_either_order(stage: str) 
     assert len({problem.key for problem in heldout}) == len(heldout) == 64
     assert all(is_heldout(ex.parse(problem.prompt)) for problem in heldout)
     assert is_heldout(Operation("+", 47, 85)) == is_heldout(Operation("+", 85, 47))
+    assert is_heldout(Operation("-", 47, 85)) == is_heldout(Operation("-", 85, 47))
+
+
+def test_no_working_that_is_trained_on_states_a_heldout_problem() -> None:
+    """Not even as a step: `35+42` held out keeps `7*5+42` out of training, and `58-23` keeps `23-58` out."""
+    rng = np.random.default_rng(8)
+    steps = set()
+    for stage in STAGES:
+        for problem in TASK.sample(rng, stage, 3000):
+            working, _ = work(ex.parse(problem.prompt))
+            # `-(58-23):…` heads the working of 23-58; `7*5=35` stands without a colon.
+            heads = [re.split("[:=]", line)[0].removeprefix("-") for line in working.split(";")]
+            steps |= {head for head in heads if re.fullmatch(r"\d\d[-+]\d\d|\d\d\*\d|\d\*\d\d", head)}
+    assert len(steps) > 5000
+    assert not [step for step in steps if is_heldout(ex.parse(step))]
+
+
+def test_a_longer_problem_is_trained_on_only_if_its_steps_are() -> None:
+    outcomes = set()
+    for other in range(10, 100):
+        problem = ex.parse(f"7*5+{other}")
+        step_is_heldout = is_heldout(Operation("+", 35, other))
+        assert is_trainable(problem) == (not is_heldout(problem) and not step_is_heldout)
+        outcomes.add((is_heldout(problem), step_is_heldout))
+    assert len(outcomes) >= 3, "the cases that the rule tells apart did not all occur"
+
+
+def test_single_digit_facts_are_never_kept_from_training() -> None:
+    problems = TASK.sample(np.random.default_rng(9), "precedence", 5000)
+    products = {ex.text(next(ex.operations(ex.parse(problem.prompt)))) for problem in problems}
+    assert products == {f"{a}*{b}" for a in range(2, 10) for b in range(2, 10)}
+
+
+def test_operations_come_in_the_order_of_evaluation() -> None:
+    assert [ex.text(step) for step in ex.operations(ex.parse("20-(3+4)*5"))] == ["3+4", "7*5", "20-35"]
 
 
 def test_heldout_problems_are_the_same_at_every_call_and_a_prefix_of_a_longer_list() -> None:

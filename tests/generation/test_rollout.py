@@ -264,6 +264,7 @@ def test_rollout_traces_under_jit():
         ({"stop_ids": (3, VOCAB)}, r"\[16\] can never be drawn"),
         ({"prompts": np.zeros((8, 6, 1), np.int32)}, r"\[P, T\]"),
         ({"lengths": np.ones(7, np.int32)}, "there are 8 prompts"),
+        ({"mesh": MeshShape(data=3)}, "8 rows cannot be split evenly over the mesh's 3 row shards"),
         ({"lengths": np.array([0, 1, 2, 3, 4, 5, 6, 7])}, r"prompt lengths \[0, 7\]: each must be from 1 to 6"),
     ],
     ids=str,
@@ -272,5 +273,7 @@ def test_impossible_calls_are_refused_by_name(change, message):
     prompts, lengths = _prompts()
     options = {"max_completion": 4, "sampler": SamplerConfig(), "stop_ids": STOPS} | change
     prompts, lengths = options.pop("prompts", prompts), options.pop("lengths", lengths)
+    if shape := options.pop("mesh", None):
+        options["mesh"] = make_mesh(shape)
     with pytest.raises(ValueError, match=message):
         rollout(MLA, _params(MLA), prompts, lengths, row_keys(0, 0, jnp.arange(8)), **options)

@@ -53,7 +53,7 @@ def test_filtered_distribution_matches_float64_oracle(config):
 
 @pytest.mark.parametrize("config", [{"top_k": 3}, {"top_k": 5}, {"top_p": 0.3}, {"top_k": 5, "top_p": 0.5}], ids=str)
 def test_ties_keep_the_lower_ids(config):
-    logits = np.array([[0, 1, 1, 1, 0, 1, -2, -0.0], [-3, -3, -3, -3, -3, -3, -3, -3]], np.float32)
+    logits = np.array([[-0.0, 1, 1, 1, 0.0, 1, -2, 0.0], [-3, -3, -3, -3, -3, -3, -3, -3]], np.float32)
     expected = np.stack([distribution(row, **config) for row in logits])
     np.testing.assert_allclose(_probabilities(logits, **config), expected, atol=1e-6)
 
