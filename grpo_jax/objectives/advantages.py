@@ -45,14 +45,10 @@ class AdvantageConfig:
         """Whether an advantage depends on the other rows of its group."""
         return self.baseline == "group_mean" or self.scale == "group_std"
 
-    def validate_group_size(self, group_size: int) -> None:
-        """Raises ValueError where groups of this size can give no signal."""
-        smallest = 2 if self.compares_group else 1
-        if group_size < smallest:
-            raise ValueError(
-                f"group_size is {group_size}, but it must be at least {smallest} with baseline {self.baseline} and "
-                f"scale {self.scale}" + (": a group of one has nothing to be compared with" if smallest == 2 else "")
-            )
+    @property
+    def smallest_group(self) -> int:
+        """The least group size that can give a signal: a group of one has nothing to be compared with."""
+        return 2 if self.compares_group else 1
 
 
 class _Groups(NamedTuple):
@@ -108,8 +104,8 @@ class Advantages(NamedTuple):
 
     Attributes:
         advantages_B: finite always.
-        live_B: True for a row that has a reward, in a group whose rewards differ. A row that is not live carries no
-            signal under a group baseline.
+        live_B: True for a row that carries a signal: it has a reward and, where rows are compared, its group's
+            rewards differ.
         stats: scalars for the log.
     """
 
@@ -148,7 +144,7 @@ def group_advantages(rewards_B: Float[jax.Array | np.ndarray, " B"], group_size:
     signal = groups.valid & (differs | (not config.compares_group))
     return Advantages(
         advantages_B=xp.where(signal, advantages, 0).astype(xp.float32).reshape(-1),
-        live_B=(groups.valid & differs).reshape(-1),
+        live_B=signal.reshape(-1),
         stats=AdvantageStats(
             frac_zero_std=xp.mean(~differs, dtype=xp.float32),
             group_std_mean=xp.mean(xp.where(differs, groups.std, 0), dtype=xp.float32),

@@ -55,8 +55,8 @@ class GRPOConfig:
         aggregation: `sequence_mean` averages tokens within a row and then rows (GRPO); `token_mean` averages all
             tokens of the batch (DAPO).
         advantage: How rewards become advantages.
-        dead_groups: What happens to rows whose group gives no signal (all rewards agree): `keep` leaves them in the
-            denominator and under the KL term, `drop` takes them out of the loss altogether.
+        dead_groups: What happens to rows without a signal (their group's rewards all agree, or theirs is missing):
+            `keep` leaves them in the denominator and under the KL term, `drop` takes them out of the loss altogether.
     """
 
     clip_low: float = 0.2
@@ -116,8 +116,7 @@ def grpo_loss(
         sampler_logprobs_BT: under the distribution that the sampler drew from, for the mismatch metrics alone. None
             leaves them out.
         advantages_B: one advantage a row.
-        row_weight_B: 1, or 0 for a row that is left out of the loss (`row_weights`). Metrics other than the losses
-            are measured on its tokens all the same.
+        row_weight_B: 1, or 0 for a row that is left out of the loss and of every metric (`row_weights`).
         mask_BT: the completion (`completion_mask`). Masked places may hold anything, NaN too.
         entropy_BT: entropy of the policy at each token, for the log.
 
@@ -126,6 +125,8 @@ def grpo_loss(
     """
     if ref_logprobs_BT is None and config.kl_coef > 0:
         raise ValueError(f"ref_logprobs is None, but kl_coef is {config.kl_coef}: give the reference's or set it to 0")
+    # However many rows without weight a micro-batch happens to hold, the metrics are the same.
+    mask_BT = mask_BT & (row_weight_B > 0)[:, None]
 
     def clean(values_BT: Float[Array, "B T"]) -> Float[Array, "B T"]:
         # Before any arithmetic: a `where` after it would pass 0 · NaN = NaN backwards.
@@ -139,7 +140,7 @@ def grpo_loss(
     surrogate = clipped_surrogate(logprobs_BT, old_BT, advantages_B, mask_BT, config.clip_low, config.clip_high)
     policy_sum = jnp.sum(surrogate.loss_BT * weights_BT)
     loss_sum = policy_sum
-    in_loss = {"policy_loss": policy_sum}
+    losses = {"policy_loss": policy_sum}
     per_token = {
         "entropy": jax.lax.stop_gradient(clean(entropy_BT)),
         "ratio_mean": jnp.where(mask_BT, surrogate.ratio_BT, 0.0),
@@ -147,13 +148,13 @@ def grpo_loss(
         "clip_fraction_high": surrogate.clipped_high_BT,
     }
     counts = {"ratio_clamped": surrogate.clamped_BT}
-    maxima = {"ratio_max": jnp.where(mask_BT, surrogate.ratio_BT, 0.0)}
+    maxima = {"ratio_max": surrogate.ratio_BT}
     moments = {}
 
     if ref_logprobs_BT is not None:
         reference = k3_kl(logprobs_BT, clean(ref_logprobs_BT))
-        in_loss["kl_loss"] = config.kl_coef * jnp.sum(reference.kl * weights_BT)
-        loss_sum += in_loss["kl_loss"]
+        losses["kl_loss"] = config.kl_coef * jnp.sum(reference.kl * weights_BT)
+        loss_sum += losses["kl_loss"]
         per_token["kl"] = reference.kl
         counts["kl_clamped"] = reference.clamped
 
@@ -166,14 +167,14 @@ def grpo_loss(
         moments["ess"] = jnp.stack([jnp.sum(mask_BT), jnp.sum(importance_BT), jnp.sum(importance_BT**2)])
 
     tokens = jnp.sum(mask_BT).astype(jnp.float32)
-    in_loss["loss"] = loss_sum
-    totals = in_loss | {name: jnp.sum(values, dtype=jnp.float32) for name, values in per_token.items()}
     sums = LossSums(
-        totals=totals,
-        weights={name: jnp.sum(weights_BT) if name in in_loss else tokens for name in totals},
+        losses=losses | {"loss": loss_sum},
+        loss_weight=jnp.sum(weights_BT),
+        totals={name: jnp.sum(values, dtype=jnp.float32) for name, values in per_token.items()},
+        weights=dict.fromkeys(per_token, tokens),
         counts={name: jnp.sum(values, dtype=jnp.float32) for name, values in counts.items()} | {"tokens": tokens},
         minima={"ratio_min": jnp.min(jnp.where(mask_BT, surrogate.ratio_BT, jnp.inf))},
-        maxima={name: jnp.max(values) for name, values in maxima.items()},
+        maxima={name: jnp.max(jnp.where(mask_BT, values, -jnp.inf)) for name, values in maxima.items()},
         moments=moments,
     )
     return loss_sum, jax.lax.stop_gradient(sums)

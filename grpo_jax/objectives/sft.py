@@ -23,6 +23,13 @@ def sft_loss(logprobs_BT: Float[Array, "B T"], mask_BT: Bool[Array, "B T"]) -> t
     loss_sum = -jnp.sum(jnp.where(mask_BT, logprobs_BT.astype(jnp.float32), 0.0))
     tokens = jnp.sum(mask_BT).astype(jnp.float32)
     sums = LossSums(
-        totals={"loss": loss_sum}, weights={"loss": tokens}, counts={"tokens": tokens}, minima={}, maxima={}, moments={}
+        losses={"loss": loss_sum},
+        loss_weight=tokens,
+        totals={},
+        weights={},
+        counts={"tokens": tokens},
+        minima={},
+        maxima={},
+        moments={},
     )
     return loss_sum, jax.lax.stop_gradient(sums)

@@ -19,6 +19,8 @@ class LossSums(NamedTuple):
     """Metrics of a part of a batch, keyed by metric name; a pytree.
 
     Attributes:
+        losses: numerators of the losses, which are means under the loss's own weights.
+        loss_weight: their denominator.
         totals: numerators of the means.
         weights: denominators of the means, with the keys of `totals`.
         counts: metrics that are sums and stay sums.
@@ -27,6 +29,8 @@ class LossSums(NamedTuple):
         moments: metrics that are effective sample sizes, as [n, Σw, Σw²].
     """
 
+    losses: Scalars
+    loss_weight: Float[Array, ""]
     totals: Scalars
     weights: Scalars
     counts: Scalars
@@ -50,15 +54,19 @@ def add_sums(*parts: LossSums) -> LossSums:
 
 
 def _divide(total: Float[Array, ""], weight: Float[Array, ""]) -> Float[Array, ""]:
-    return jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1.0), 0.0)
+    return jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1.0), jnp.nan)
 
 
 def finalize_metrics(sums: LossSums) -> Scalars:
     """The metrics of the whole batch by name; docs/objectives.md says what each means.
 
-    A mean over no token (every row dropped, say) is 0.
+    Over no token (every row dropped, say) the losses and the counts are 0 and everything else, which was not
+    measured, is NaN.
     """
+    loss_weight = jnp.where(sums.loss_weight > 0, sums.loss_weight, 1.0)
+    losses = {name: total / loss_weight for name, total in sums.losses.items()}
     means = {name: _divide(total, sums.weights[name]) for name, total in sums.totals.items()}
     # Kish: (Σw)² / Σw², as a fraction of the n samples.
     sizes = {name: _divide(total**2, n * square) for name, (n, total, square) in sums.moments.items()}
-    return {**means, **sizes, **sums.counts, **sums.minima, **sums.maxima}
+    extremes = {name: jnp.where(jnp.isfinite(value), value, jnp.nan) for name, value in (sums.minima | sums.maxima).items()}
+    return {**losses, **means, **sizes, **extremes, **sums.counts}

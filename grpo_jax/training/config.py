@@ -130,7 +130,8 @@ class GRPORunConfig(GRPOConfig):
     Attributes:
         steps: Rollouts to train on; 0 skips the phase.
         prompts: Prompts of one rollout.
-        group_size: Completions sampled for each prompt (G); their rewards are compared with each other.
+        group_size: Completions sampled for each prompt (G), whose rewards are compared with each other: at least 2,
+            unless neither the advantage's baseline nor its scale is the group's.
         microbatches: Parts into which an update's rows are split to save memory; the gradient is the same.
         updates_per_rollout: Optimizer updates on each rollout, all on the same rows. With 1 the update is exactly
             on-policy; from the second on, the ratio and its clipping matter.
@@ -148,11 +149,13 @@ class GRPORunConfig(GRPOConfig):
         super().__post_init__()
         _require(self.steps >= 0, "steps", self.steps, "0 or more")
         _require(self.prompts >= 1, "prompts", self.prompts, "at least 1")
+        smallest = self.advantage.smallest_group
         _require(
-            self.group_size >= 2,
+            self.group_size >= smallest,
             "group_size",
             self.group_size,
-            "at least 2: an advantage compares completions of one prompt, and a group of one has none to compare",
+            f"at least {smallest}"
+            + (": an advantage compares completions of one prompt, and a group of one has none to compare") * (smallest > 1),
         )
         _require(self.microbatches >= 1, "microbatches", self.microbatches, "at least 1")
         _require(self.updates_per_rollout >= 1, "updates_per_rollout", self.updates_per_rollout, "at least 1")

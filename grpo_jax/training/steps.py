@@ -133,7 +133,7 @@ def grpo_step(state: TrainState, batch: GRPOBatch) -> tuple[TrainState, Metrics]
     Args:
       state: donated. `state.config.objective` names the loss.
       batch: rows whose number is divisible by `state.config.microbatches`. Trailing microbatches without a live row
-        cost nothing.
+        cost nothing, the first apart, which is always computed.
 
     Returns:
       (state, metrics), metrics as scalars still on the device.

@@ -40,8 +40,8 @@ def group_advantages(rewards, group_size: int, baseline: str, scale: str, epsilo
         known = [r for r in group if np.isfinite(r)]
         differs = len(set(known)) > 1
         for reward in group:
-            live.append(bool(np.isfinite(reward)) and differs)
-            if not np.isfinite(reward) or ((baseline, scale) != ("none", "none") and not differs):
+            live.append(bool(np.isfinite(reward)) and (differs or (baseline, scale) == ("none", "none")))
+            if not live[-1]:
                 advantages.append(0.0)
                 continue
             value = reward - (np.mean(known) if baseline == "group_mean" else 0.0)
@@ -79,6 +79,8 @@ def grpo(
     ratios, kls, entropies, gaps, lows, highs, ratio_clamped, kl_clamped = [], [], [], [], [], [], 0, 0
     for b in range(len(mask)):
         losses = []
+        if row_weight[b] == 0:
+            continue
         for t in np.flatnonzero(mask[b]):
             new, before, reference = float(logprobs[b, t]), float(old[b, t]), float(ref[b, t])
             advantage = float(advantages[b])
@@ -92,7 +94,7 @@ def grpo(
             gaps.append(before - float(sampler[b, t]))
             ratio_clamped += abs(new - before) > LIMIT
             kl_clamped += abs(new - reference) > LIMIT
-        if losses and row_weight[b] > 0:
+        if losses:
             rows.append((row_weight[b], np.array(losses)))
     if aggregation == "sequence_mean":
         policy, penalty = sum(w * v.mean(0) for w, v in rows) / sum(w for w, _ in rows) if rows else (0.0, 0.0)

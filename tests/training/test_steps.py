@@ -7,6 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import tiny
 
@@ -23,6 +24,16 @@ def run(config: StepConfig, batches: list, step=grpo_step) -> tuple[TrainState, 
     for batch in batches:
         state, metrics = step(state, place(batch, config))
     return jax.device_get(state), jax.device_get(metrics)
+
+
+def assert_same_gradient(one: TrainState, other: TrainState) -> None:
+    """Adam's first moment after one step is the gradient times a constant; the update itself, which divides a gradient
+    near 0 by its own size, magnifies rounding."""
+    leaves = [jax.tree.leaves(optax.tree_utils.tree_get(state.opt_state, "mu")) for state in (one, other)]
+    largest = max(np.abs(leaf).max() for leaf in leaves[0])
+    assert largest > 0
+    for a, b in zip(*leaves, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * largest)
 
 
 def assert_same(one: TrainState, other: TrainState, tolerance: float) -> None:
@@ -90,7 +101,7 @@ def test_row_order_and_what_stands_past_the_end_change_nothing() -> None:
     plain, plain_metrics = run(config, [batch])
     order = np.random.default_rng(3).permutation(tiny.ROWS)
     shuffled, _ = run(config, [take(batch, order)])
-    assert_same(plain, shuffled, 1e-6)
+    assert_same_gradient(plain, shuffled)
 
     unused = np.arange(tiny.LENGTH) >= batch.lengths[:, None]
     outside = unused | (np.arange(tiny.LENGTH) < batch.prompt_lengths[:, None])
@@ -130,8 +141,9 @@ def test_dropped_rows_count_for_nothing() -> None:
     weighted = batch.replace(row_weights=np.where(np.arange(tiny.ROWS) < tiny.GROUP, 0.0, 1.0).astype(np.float32))
     kept, kept_metrics = run(config, [weighted])
     without, without_metrics = run(tiny.step_config(microbatches=4), [take(batch, np.r_[tiny.GROUP : tiny.ROWS])])
-    assert_same(kept, without, 1e-6)
-    np.testing.assert_allclose(kept_metrics["loss"], without_metrics["loss"], atol=1e-6)
+    assert_same_gradient(kept, without)
+    for name, value in without_metrics.items():
+        np.testing.assert_allclose(kept_metrics[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
     assert batch.advantages[dead].tolist() == [0.0] * tiny.GROUP
 
 
