@@ -12,7 +12,8 @@ from grpo_jax.data.curriculum import (
 from grpo_jax.data.gsm8k import GSM8KConfig, gsm8k_task
 from grpo_jax.data.hf_tokenizer import HFTokenizer
 from grpo_jax.data.jsonl import JsonlConfig, JsonlTask, jsonl_task
-from grpo_jax.data.padding import SFTRows, pad_rows, sft_rows
+from grpo_jax.data.packing import PackedRows, pack_demonstrations
+from grpo_jax.data.padding import pad_rows
 from grpo_jax.data.task import TASKS, FiniteTask, Problem, Split, Task, make_task, question_key
 from grpo_jax.data.template import PromptConfig, PromptTemplate
 from grpo_jax.data.tokenizer import Tokenizer
@@ -27,10 +28,10 @@ __all__ = [
     "HFTokenizer",
     "JsonlConfig",
     "JsonlTask",
+    "PackedRows",
     "Problem",
     "PromptConfig",
     "PromptTemplate",
-    "SFTRows",
     "Split",
     "Task",
     "Tokenizer",
@@ -39,9 +40,9 @@ __all__ = [
     "initial_state",
     "jsonl_task",
     "make_task",
+    "pack_demonstrations",
     "pad_rows",
     "question_key",
     "sample_problems",
-    "sft_rows",
     "stage_weights",
 ]

@@ -1,6 +1,5 @@
 """Rows of ids to right-padded arrays and their lengths."""
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,42 +15,15 @@ def pad_rows(
       ValueError: a row is empty or longer than `width`; nothing is cut off silently.
     """
     lengths = np.array([len(row) for row in rows], dtype=np.int32)
-    _check_lengths(lengths, width)
+    check_lengths(lengths, width)
     tokens = np.full((len(rows), width), pad_id, dtype=np.int32)
     for index, row in enumerate(rows):
         tokens[index, : len(row)] = row
     return tokens, lengths
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SFTRows:
-    """Prompt and completion side by side, one pair a row.
-
-    Attributes:
-      tokens: [B, T] int32, [prompt, completion, unused].
-      prompt_lengths: [B] int32, prompt tokens.
-      lengths: [B] int32, prompt and completion tokens, the eos included.
-    """
-
-    tokens: Int32[np.ndarray, "B T"]
-    prompt_lengths: Int32[np.ndarray, " B"]
-    lengths: Int32[np.ndarray, " B"]
-
-
-def sft_rows(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], width: int, pad_id: int) -> SFTRows:
-    """Joins each prompt with its completion and pads on the right to `width`.
-
-    Raises:
-      ValueError: there are not as many completions as prompts, a prompt is empty, or a row is longer than `width`.
-    """
-    prompt_lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int32)
-    _check_lengths(prompt_lengths, width)
-    joined = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
-    tokens, lengths = pad_rows(joined, width, pad_id)
-    return SFTRows(tokens=tokens, prompt_lengths=prompt_lengths, lengths=lengths)
-
-
-def _check_lengths(lengths: Int32[np.ndarray, " B"], width: int) -> None:
+def check_lengths(lengths: Int32[np.ndarray, " B"], width: int) -> None:
+    """Raises ValueError where there is no row, or one without a token or with more than `width`."""
     if lengths.size == 0:
         raise ValueError("a batch has at least one row, got none")
     if lengths.min() < 1:

@@ -63,15 +63,15 @@ def _subtract(a: int, b: int, steps: _Steps) -> tuple[list[str], int]:
 
 
 def _multiply(a: int, b: int, steps: _Steps) -> tuple[list[str], int]:
-    """Short multiplication of a by the single digit b: each column's product, then the carry."""
+    """Short multiplication of a by the single digit b: each column's product, then the carry, added in columns."""
     lines, total, carry, place = [], 0, 0, 1
     columns = _digits(a)
     for i, digit in enumerate(columns):
         line, result = steps.fact(f"{digit}*{b}", digit * b)
         lines.append(line)
         if carry:
-            line, result = steps.fact(f"{result}+{carry}", result + carry)
-            lines.append(line)
+            added, result = _add(result, carry, steps)
+            lines += added
         carry = result // 10 if i < len(columns) - 1 else 0
         total += (result - 10 * carry) * place
         place *= 10

@@ -4,20 +4,30 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
+from grpo_jax.model.segments import same_segment
 from grpo_jax.types import Array
 
 # Added to the logits of hidden keys. Finite, so that a row that sees nothing gives no NaN; far below any logit.
 HIDDEN = -1e30
 
 
-def causal_bias(length: int) -> Float[Array, "1 T S"]:
+def causal_bias(length: int) -> Float[Array, "1 T T"]:
     """Hides the key at column s from the query at row t unless s <= t."""
-    return _bias(jnp.tril(jnp.ones((1, length, length), bool)))
+    return _bias(_causal(length))
+
+
+def segment_bias(segments_BT: Int[Array, "B T"]) -> Float[Array, "B T T"]:
+    """The same for packed rows: a key of another segment is hidden as well."""
+    return _bias(_causal(segments_BT.shape[1]) & same_segment(segments_BT))
 
 
 def slot_bias(positions_BT: Int[Array, "B T"], slots: int) -> Float[Array, "B T S"]:
     """Hides a cache slot from the query at a position unless slot <= position."""
     return _bias(jnp.arange(slots) <= positions_BT[..., None])
+
+
+def _causal(length: int) -> Bool[Array, "1 T T"]:
+    return jnp.tril(jnp.ones((1, length, length), bool))
 
 
 def _bias(seen: Bool[Array, "B T S"]) -> Float[Array, "B T S"]:

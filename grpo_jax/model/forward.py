@@ -11,14 +11,26 @@ from grpo_jax.types import Array, Params
 
 
 def hidden_states(
-    config: ModelConfig, params: Params, tokens_BT: Int[Array, "B T"], mesh: Mesh | None = None
+    config: ModelConfig,
+    params: Params,
+    tokens_BT: Int[Array, "B T"],
+    mesh: Mesh | None = None,
+    segments_BT: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T D"]:
     """The causal full forward, after the final norm; times `unembedding(config, params)` it gives logits.
 
     Rows are padded on the right only, so causality alone keeps padding out of every real position; the hidden states
     of padding are meaningless.
+
+    Args:
+        config: the model's shape.
+        params: its parameters.
+        tokens_BT: one sequence a row, or several with `segments_BT`.
+        mesh: pins the shardings of activations.
+        segments_BT: for packed rows, a number for each token: runs of equal numbers are sequences of their own, which
+            see nothing of each other and whose positions count from 0.
     """
-    return run(Transformer(config, mesh), params, "hidden", tokens_BT)
+    return run(Transformer(config, mesh), params, "hidden", tokens_BT, segments_BT)
 
 
 def prefill(

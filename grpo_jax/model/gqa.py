@@ -29,10 +29,12 @@ class GroupedQueryAttention(nn.Module):
         self.out = residual_weight(self, config, "out", (N, H, D), ("heads", "head_dim", "embed"))
         self.scale = gqa.scale
 
-    def __call__(self, x_BTD: Float[Array, "B T D"], turn: Rotary) -> tuple[Float[Array, "B T D"], GQACache]:
-        """Causal attention within the span; also returns the keys and values a cache would keep."""
+    def __call__(
+        self, x_BTD: Float[Array, "B T D"], turn: Rotary, bias_BTS: Float[Array, "#B T T"]
+    ) -> tuple[Float[Array, "B T D"], GQACache]:
+        """Attention within the span; also returns the keys and values a cache would keep."""
         query, new = self._project(x_BTD, turn)
-        return self._attend(query, new, attention.causal_bias(x_BTD.shape[1])), new
+        return self._attend(query, new, bias_BTS), new
 
     def extend(
         self, x_BTD: Float[Array, "B T D"], turn: Rotary, positions_BT: Int[Array, "B T"], cache: GQACache

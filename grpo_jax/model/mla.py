@@ -45,8 +45,10 @@ class MultiHeadLatentAttention(nn.Module):
         self.out = residual_weight(self, config, "out", (N, Hv, D), ("heads", "head_dim", "embed"))
         self.nope_dim, self.kv_rank, self.q_rank, self.scale = H, C, mla.q_rank, mla.scale
 
-    def __call__(self, x_BTD: Float[Array, "B T D"], turn: Rotary) -> tuple[Float[Array, "B T D"], MLACache]:
-        """Causal attention within the span, unabsorbed; also returns the latents and rotary keys a cache would keep."""
+    def __call__(
+        self, x_BTD: Float[Array, "B T D"], turn: Rotary, bias_BTS: Float[Array, "#B T T"]
+    ) -> tuple[Float[Array, "B T D"], MLACache]:
+        """Attention within the span, unabsorbed; also returns the latents and rotary keys a cache would keep."""
         query_BTNH = jnp.concatenate(self._queries(x_BTD, turn), axis=-1)
         new = self._latents(x_BTD, turn)
         heads = ("rows", None, "heads", None)
@@ -54,8 +56,7 @@ class MultiHeadLatentAttention(nn.Module):
         value_BSNV = constrain(project(new.latent_BSC, self.value_up), self.mesh, heads)
         shared_BSNR = jnp.broadcast_to(new.rope_BSR[:, :, None], (*key_BSNH.shape[:-1], new.rope_BSR.shape[-1]))
         key_BNSH = attention.heads_lead(jnp.concatenate([key_BSNH, shared_BSNR], axis=-1))
-        bias_TS = attention.causal_bias(x_BTD.shape[1])
-        read_BTNV = attention.attend(query_BTNH, key_BNSH, attention.heads_lead(value_BSNV), bias_TS)
+        read_BTNV = attention.attend(query_BTNH, key_BNSH, attention.heads_lead(value_BSNV), bias_BTS)
         return self._project_out(constrain(read_BTNV, self.mesh, heads)), new
 
     def extend(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
+from grpo_jax.model.attention import causal_bias, segment_bias
 from grpo_jax.model.cache import Cache, LayerCache
 from grpo_jax.model.config import ModelConfig
 from grpo_jax.model.gqa import GroupedQueryAttention
@@ -18,6 +19,7 @@ from grpo_jax.model.mla import MultiHeadLatentAttention
 from grpo_jax.model.mlp import SwiGLU
 from grpo_jax.model.norm import RMSNorm
 from grpo_jax.model.rope import Rotary, rotary
+from grpo_jax.model.segments import segment_positions
 from grpo_jax.parallel import constrain
 from grpo_jax.types import Array, Params
 
@@ -42,13 +44,13 @@ class Layer(nn.Module):
         self.mlp_norm = RMSNorm(config)
         self.mlp = SwiGLU(config, self.mesh)
 
-    def __call__(self, x_BTD: Array, turn: Rotary) -> tuple[Array, None]:
-        """A span attending causally to itself. The second result is what a scan stacks: nothing."""
-        return self.prefill(x_BTD, turn)[0], None
+    def __call__(self, x_BTD: Array, turn: Rotary, bias_BTS: Array) -> tuple[Array, None]:
+        """A span attending to itself. The second result is what a scan stacks: nothing."""
+        return self.prefill(x_BTD, turn, bias_BTS)[0], None
 
-    def prefill(self, x_BTD: Array, turn: Rotary) -> tuple[Array, LayerCache]:
+    def prefill(self, x_BTD: Array, turn: Rotary, bias_BTS: Array) -> tuple[Array, LayerCache]:
         """The same, with what the span leaves in the cache."""
-        read, new = self.attention(self.attention_norm(x_BTD), turn)
+        read, new = self.attention(self.attention_norm(x_BTD), turn, bias_BTS)
         return self._feed_forward(x_BTD + read), new
 
     def extend(self, x_BTD: Array, turn: Rotary, positions_BT: Array, cache: LayerCache) -> tuple[Array, LayerCache]:
@@ -122,7 +124,8 @@ class Transformer(nn.Module):
         """
         x_BTD = self.embed_tokens(tokens_BT)
         if cache is None:
-            hidden_BTD, _ = self.layers(x_BTD, self._turn(tokens_BT, positions_BT))
+            turn = self._turn(jnp.arange(tokens_BT.shape[1]) if positions_BT is None else positions_BT)
+            hidden_BTD, _ = self.layers(x_BTD, turn, causal_bias(tokens_BT.shape[1]))
         else:
             if positions_BT is None:
                 positions_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
@@ -136,22 +139,30 @@ class Transformer(nn.Module):
         """The residual stream that enters the first layer."""
         return constrain(self.embed(tokens_BT), self.mesh, ("rows", None, None))
 
-    def hidden(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    def hidden(
+        self, tokens_BT: Int[Array, "B T"], segments_BT: Int[Array, "B T"] | None = None
+    ) -> Float[Array, "B T D"]:
         """What the unembedding reads: the last layer's output after the final norm."""
-        x_BTD, _ = self.layers(self.embed_tokens(tokens_BT), self._turn(tokens_BT, None))
+        if segments_BT is None:
+            turn, bias = self._span(tokens_BT.shape[1])
+        else:
+            turn, bias = self._turn(segment_positions(segments_BT)), segment_bias(segments_BT)
+        x_BTD, _ = self.layers(self.embed_tokens(tokens_BT), turn, bias)
         return self.final_norm(x_BTD)
 
     def prefill(self, tokens_BT: Int[Array, "B T"]) -> tuple[Float[Array, "B T D"], LayerCache]:
         """Hidden states before the final norm, and every layer's cache entries stacked along a leading L."""
-        return self.layers.prefill(self.embed_tokens(tokens_BT), self._turn(tokens_BT, None))
+        return self.layers.prefill(self.embed_tokens(tokens_BT), *self._span(tokens_BT.shape[1]))
 
     def normalize(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """The final norm."""
         return self.final_norm(x)
 
-    def _turn(self, tokens_BT: Array, positions: Array | None) -> Rotary:
-        if positions is None:
-            positions = jnp.arange(tokens_BT.shape[1])
+    def _span(self, length: int) -> tuple[Rotary, Array]:
+        """Rotation and mask of a causal span that starts at position 0."""
+        return self._turn(jnp.arange(length)), causal_bias(length)
+
+    def _turn(self, positions: Array) -> Rotary:
         return rotary(self.config.rope, self.config.rotary_dim, positions)
 
 

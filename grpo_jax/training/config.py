@@ -107,8 +107,9 @@ class SFTConfig:
 
     Attributes:
         steps: Optimizer updates; 0 skips the phase.
-        rows: Rows of one update.
-        microbatches: Parts into which an update's rows are split to save memory; the gradient is the same.
+        rows: Demonstrations of one update. They are packed into as few rows as hold them.
+        microbatches: Parts into which an update's rows are split to save memory; the gradient is the same. A part
+            that packing leaves empty is not computed.
         optimizer: The optimizer of this phase.
     """
 

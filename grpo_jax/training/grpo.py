@@ -17,8 +17,9 @@ from grpo_jax.objectives import Advantages, group_advantages, row_weights
 from grpo_jax.rewards import RewardInput, RewardResult
 from grpo_jax.training.experiment import Experiment
 from grpo_jax.training.phase_clock import PhaseClock
+from grpo_jax.training.rows import live_first, place_rows
 from grpo_jax.training.samples import Sample
-from grpo_jax.training.sft import grpo_seed, place_rows
+from grpo_jax.training.sft import grpo_seed
 from grpo_jax.training.state import TrainState
 from grpo_jax.training.steps import GRPOBatch, grpo_step, score
 from grpo_jax.types import Params
@@ -130,7 +131,7 @@ def _rollout(experiment: Experiment, params: Params, problems: Sequence[Problem]
 def _batch(experiment: Experiment, sampled: Rollout, advantages: Advantages) -> GRPOBatch:
     config = experiment.config
     weights = np.asarray(row_weights(config.grpo.objective, advantages.live_B))
-    order = _live_first(weights > 0, config.grpo.microbatches)
+    order = live_first(weights > 0, config.grpo.microbatches)
 
     def place(array: Any) -> Array:
         return place_rows(np.asarray(array)[order], experiment.policy.mesh)
@@ -143,15 +144,6 @@ def _batch(experiment: Experiment, sampled: Rollout, advantages: Advantages) -> 
         row_weights=place(weights),
         sampler_logprobs=place(sampled.logprobs),
     )
-
-
-def _live_first(live: Bool[np.ndarray, " B"], microbatches: int) -> np.ndarray:
-    """An order of rows that fills whole microbatches with live rows first: a microbatch without one is never computed.
-
-    Row r of a batch belongs to microbatch r mod M (steps.py).
-    """
-    ranked = np.argsort(~live, kind="stable")
-    return ranked.reshape(microbatches, -1).T.reshape(-1)
 
 
 def _stage_accuracy(problems: Sequence[Problem], accuracy: Float[np.ndarray, " B"]) -> dict[str, float]:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import Array
 
-from grpo_jax.data import CurriculumState, sample_problems, sft_rows
-from grpo_jax.parallel import row_sharding
+from grpo_jax.data import CurriculumState, pack_demonstrations, sample_problems
 from grpo_jax.training.experiment import Experiment
+from grpo_jax.training.rows import live_first, place_rows
 from grpo_jax.training.steps import SFTBatch
 
 # Keys of NumPy generators: no two kinds of draw share their noise.
 _DEMONSTRATIONS = 11
-
-
-def place_rows(array: np.ndarray, mesh: Mesh | None) -> Array:
-    """An array of a batch on the device, or on the mesh with its rows split over the mesh's row axes."""
-    return jax.device_put(array, None if mesh is None else row_sharding(mesh))
 
 
 def sft_batch(experiment: Experiment, curriculum: CurriculumState, step: int) -> SFTBatch:
@@ -28,17 +21,19 @@ def sft_batch(experiment: Experiment, curriculum: CurriculumState, step: int) ->
         experiment.task, config.data.curriculum, curriculum, sft_seed(config.seed), step, config.sft.rows
     )
     rng = np.random.default_rng([config.seed, _DEMONSTRATIONS, step])
-    rows = sft_rows(
+    rows = pack_demonstrations(
         [template.encode_prompt(problem) for problem in problems],
         [template.encode_completion(experiment.task.demonstration(problem, rng)) for problem in problems],
         config.max_tokens,
         experiment.policy.tokenizer.pad_id,
     )
-    mesh = experiment.policy.mesh
+    order = live_first(rows.completion_mask.any(axis=1), config.sft.microbatches)
+
+    def place(array: np.ndarray) -> Array:
+        return place_rows(array[order], experiment.policy.mesh)
+
     return SFTBatch(
-        tokens=place_rows(rows.tokens, mesh),
-        prompt_lengths=place_rows(rows.prompt_lengths, mesh),
-        lengths=place_rows(rows.lengths, mesh),
+        tokens=place(rows.tokens), segments=place(rows.segments), completion_mask=place(rows.completion_mask)
     )
 
 

@@ -16,7 +16,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from grpo_jax.model import hidden_states, unembedding
 from grpo_jax.objectives import (
@@ -39,11 +39,15 @@ Metrics = dict[str, Any]
 
 @flax.struct.dataclass
 class SFTBatch:
-    """Demonstrations. A row is [prompt, completion, unused]; the loss is on the completion."""
+    """Demonstrations, packed: a row holds several, one after the other.
+
+    `segments` numbers the demonstrations of a row from 1 on and is 0 where it is unused; the loss is on the tokens of
+    `completion_mask`.
+    """
 
     tokens: Int[Array, "B T"]
-    prompt_lengths: Int[Array, " B"]
-    lengths: Int[Array, " B"]
+    segments: Int[Array, "B T"]
+    completion_mask: Bool[Array, "B T"]
 
 
 @flax.struct.dataclass
@@ -120,8 +124,19 @@ def _updates_done(opt_state: Any) -> Int[Array, ""]:
     return optax.tree_utils.tree_get_all_with_path(opt_state, "count")[0][1]
 
 
-def _stats(config: StepConfig, params: Params, tokens: Int[Array, "B T"], temperature: float) -> Any:
-    hidden = hidden_states(config.model, params, tokens, mesh=config.mesh)
+def _live_parts(live: Bool[Array, "M B"]) -> Int[Array, ""]:
+    """How many microbatches there are up to the last one with a live row."""
+    return jnp.max(jnp.where(jnp.any(live, axis=1), jnp.arange(1, live.shape[0] + 1), 0))
+
+
+def _stats(
+    config: StepConfig,
+    params: Params,
+    tokens: Int[Array, "B T"],
+    temperature: float,
+    segments: Int[Array, "B T"] | None = None,
+) -> Any:
+    hidden = hidden_states(config.model, params, tokens, mesh=config.mesh, segments_BT=segments)
     kernel = unembedding(config.model, params)
     return token_logprobs(hidden, kernel, tokens, temperature=temperature, chunk=config.logit_chunk)
 
@@ -158,8 +173,7 @@ def grpo_step(state: TrainState, batch: GRPOBatch) -> tuple[TrainState, Metrics]
         )
         return total / denominator, sums
 
-    live_parts = jnp.any(parts.row_weights > 0, axis=1)
-    count = jnp.max(jnp.where(live_parts, jnp.arange(1, config.microbatches + 1), 0))
+    count = _live_parts(parts.row_weights > 0)
     gradients, sums = _accumulate(loss, state.params, parts, count)
     state, metrics = _update(state, gradients, count > 0)
     return state, metrics | finalize_metrics(sums)
@@ -167,21 +181,28 @@ def grpo_step(state: TrainState, batch: GRPOBatch) -> tuple[TrainState, Metrics]
 
 @partial(jax.jit, donate_argnums=0)
 def sft_step(state: TrainState, batch: SFTBatch) -> tuple[TrainState, Metrics]:
-    """One supervised update: mean negative log-prob of the completions' tokens, at temperature 1."""
+    """One supervised update: mean negative log-prob of the completions' tokens, at temperature 1.
+
+    Args:
+      state: donated.
+      batch: rows whose number is divisible by `state.config.microbatches`. Trailing microbatches without a token to
+        train on cost nothing, the first apart, which is always computed.
+
+    Returns:
+      (state, metrics), metrics as scalars still on the device.
+    """
     config = state.config
-    mask = completion_mask(batch.prompt_lengths, batch.lengths, batch.tokens.shape[1])
-    denominator = sft_denominator(mask)
+    denominator = sft_denominator(batch.completion_mask)
     parts = _split(batch, config.microbatches, config)
 
     def loss(params: Params, part: SFTBatch) -> tuple[Float[Array, ""], Any]:
-        stats = _stats(config, params, part.tokens, 1.0)
-        total, sums = sft_loss(
-            stats.logprobs_BT, completion_mask(part.prompt_lengths, part.lengths, part.tokens.shape[1])
-        )
+        stats = _stats(config, params, part.tokens, 1.0, part.segments)
+        total, sums = sft_loss(stats.logprobs_BT, part.completion_mask)
         return total / denominator, sums
 
-    gradients, sums = _accumulate(loss, state.params, parts, config.microbatches)
-    state, metrics = _update(state, gradients, jnp.any(mask))
+    count = _live_parts(jnp.any(parts.completion_mask, axis=2))
+    gradients, sums = _accumulate(loss, state.params, parts, count)
+    state, metrics = _update(state, gradients, count > 0)
     return state, metrics | finalize_metrics(sums)
 
 

@@ -60,7 +60,8 @@ def test_hand_worked_examples() -> None:
     assert work(Operation("+", 47, 85)) == ("47+85:7+5=12,4+8+1=13=132", 132)
     assert work(Operation("-", 23, 58)) == ("-(58-23):8-3=5,5-2=3=-35", -35)
     assert work(Operation("-", 52, 27)) == ("52-27:12-7=5,4-2=2=25", 25)
-    assert work(Operation("*", 47, 6)) == ("47*6:7*6=42,4*6=24,24+4=28=282", 282)
+    assert work(Operation("*", 47, 6)) == ("47*6:7*6=42,4*6=24,4+4=8=282", 282)
+    assert work(Operation("*", 9, 58)) == ("9*58:8*9=72,5*9=45,5+7=12,4+1=5=522", 522)
 
 
 def test_a_slip_changes_exactly_one_fact_and_what_follows_from_it() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from grpo_jax.data import pad_rows, sft_rows
+from grpo_jax.data import pad_rows
 
 
 def test_rows_start_at_the_first_column_and_lengths_say_where_they_end():
@@ -18,13 +18,6 @@ def test_lengths_count_tokens_that_equal_the_pad_id():
     assert lengths.tolist() == [2]
 
 
-def test_sft_rows_join_prompt_and_completion():
-    rows = sft_rows([[1, 2], [3]], [[4, 0], [5, 6, 0]], 5, pad_id=0)
-    np.testing.assert_array_equal(rows.tokens, [[1, 2, 4, 0, 0], [3, 5, 6, 0, 0]])
-    np.testing.assert_array_equal(rows.prompt_lengths, [2, 1])
-    np.testing.assert_array_equal(rows.lengths, [4, 4])
-
-
 def test_a_row_longer_than_the_width_is_refused_with_its_length():
     with pytest.raises(ValueError, match="row 1 has 3 tokens, but a row holds 2"):
         pad_rows([[1], [1, 2, 3]], 2, pad_id=0)
@@ -35,5 +28,3 @@ def test_rows_without_tokens_and_batches_without_rows_are_refused():
         pad_rows([[1], []], 2, pad_id=0)
     with pytest.raises(ValueError, match="at least one row"):
         pad_rows([], 2, pad_id=0)
-    with pytest.raises(ValueError, match="row 0 has none"):
-        sft_rows([[]], [[1]], 2, pad_id=0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_jax.data import CharacterTokenizer, Problem, PromptConfig, PromptTemplate, sft_rows
+from grpo_jax.data import CharacterTokenizer, Problem, PromptConfig, PromptTemplate, pack_demonstrations
 
 ALPHABET = "0123456789+-*()=abcdefghijklmnopqrstuvwxyz ."
 TOKENIZER = CharacterTokenizer(ALPHABET)
@@ -32,9 +32,9 @@ def test_the_prompt_ids_of_an_sft_row_are_those_of_a_rollout():
     template = PromptTemplate(tokenizer)
     prompt, completion = template.encode_prompt(PROBLEM), template.encode_completion("46")
     assert tokenizer.encode(template.prompt_text(PROBLEM) + "46")[: len(prompt)] != prompt
-    rows = sft_rows([prompt], [completion], 16, tokenizer.pad_id)
-    assert rows.tokens[0, : rows.prompt_lengths[0]].tolist() == prompt
-    assert rows.tokens[0, rows.prompt_lengths[0] : rows.lengths[0]].tolist() == completion
+    packed = pack_demonstrations([prompt], [completion], 16, tokenizer.pad_id)
+    tokens, mask, used = packed.tokens[0], packed.completion_mask[0], packed.segments[0] > 0
+    assert tokens[used & ~mask].tolist() == prompt and tokens[mask].tolist() == completion
 
 
 def test_a_completion_ends_with_the_first_eos():

@@ -14,7 +14,7 @@ import tiny
 from grpo_jax.model import hidden_states, init_params, unembedding
 from grpo_jax.objectives import GRPOConfig, token_logprobs
 from grpo_jax.parallel import MeshShape, make_mesh
-from grpo_jax.training.sft import place_rows
+from grpo_jax.training.rows import live_first, place_rows
 from grpo_jax.training.state import StepConfig, TrainState, abstract_state
 from grpo_jax.training.steps import GRPOBatch, grpo_step, score, sft_step
 
@@ -66,6 +66,37 @@ def test_microbatches_change_nothing_in_sft() -> None:
     split, split_metrics = run(tiny.step_config(microbatches=4), batches, sft_step)
     assert_same(whole, split, 1e-5)
     np.testing.assert_allclose(split_metrics["loss"], whole_metrics["loss"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["mla", "gqa"])
+def test_packing_changes_nothing(model: str) -> None:
+    config = tiny.step_config(model, microbatches=2)
+    packed, unpacked = tiny.sft_batch(), tiny.unpacked_sft_batch()
+    assert packed.completion_mask.any(axis=1).sum() < tiny.ROWS * 0.8
+    found, metrics = run(config, [packed], sft_step)
+    expected, expected_metrics = run(config, [unpacked], sft_step)
+    assert_same_gradient(found, expected)
+    np.testing.assert_allclose(metrics["loss"], expected_metrics["loss"], rtol=1e-6)
+    assert metrics["tokens"] == expected_metrics["tokens"]
+
+
+def test_rows_that_packing_leaves_empty_are_not_computed() -> None:
+    """Parameters would be poisoned by an embedding that is NaN; only the empty rows' ids stand for it."""
+    config = tiny.step_config("gqa", microbatches=4)
+    batch = tiny.sft_batch()
+    order = live_first(batch.completion_mask.any(axis=1), 4)
+    batch = take(batch, order)
+    live = batch.completion_mask.any(axis=1).reshape(-1, 4)
+    assert not live.any(axis=0).all()
+    tokens = np.where(batch.segments == 0, 31, np.minimum(batch.tokens, 30))
+    dead = ~live.any(axis=0)[np.arange(tiny.ROWS) % 4][:, None]
+    state = tiny.state(config)
+    poisoned = state.params["embed"]["embedding"].at[31].set(jnp.nan)
+    state = state.replace(params={**state.params, "embed": {"embedding": poisoned}})
+    # The unused end of a live row is computed and masked, so there it holds an id that is not poisoned.
+    batch = batch.replace(tokens=np.where((tokens == 31) & ~dead, 0, tokens))
+    after, _ = sft_step(state, batch)
+    assert np.isfinite(after.params["layers"]["mlp"]["gate"]).all()
 
 
 @pytest.mark.parametrize("model", ["mla", "gqa"])

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from grpo_jax.data import pack_demonstrations
 from grpo_jax.model import GQAConfig, MLAConfig, ModelConfig, init_params
 from grpo_jax.objectives import AdvantageConfig, GRPOConfig, group_advantages
 from grpo_jax.training.optimizer import OptimizerConfig
@@ -77,6 +78,22 @@ def grpo_batch(config: StepConfig, seed: int = 0, reference_seed: int = 7) -> GR
     )
 
 
+def demonstrations(seed: int = 0) -> tuple[list[list[int]], list[list[int]]]:
+    """ROWS prompts and their completions, of which several fit a row."""
+    rng = np.random.default_rng(seed)
+
+    def draw(most: int) -> list[int]:
+        return rng.integers(0, VOCAB, rng.integers(1, most)).tolist()
+
+    return [draw(4) for _ in range(ROWS)], [draw(6) for _ in range(ROWS)]
+
+
 def sft_batch(seed: int = 0) -> SFTBatch:
-    batch = grpo_batch(step_config(), seed)
-    return SFTBatch(tokens=batch.tokens, prompt_lengths=batch.prompt_lengths, lengths=batch.lengths)
+    return SFTBatch(**vars(pack_demonstrations(*demonstrations(seed), LENGTH, pad_id=0)))
+
+
+def unpacked_sft_batch(seed: int = 0) -> SFTBatch:
+    """The same demonstrations, one a row."""
+    pairs = zip(*demonstrations(seed), strict=True)
+    rows = [vars(pack_demonstrations([prompt], [completion], LENGTH, pad_id=0)) for prompt, completion in pairs]
+    return SFTBatch(**{name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
