@@ -51,16 +51,23 @@ def export(run_dir: Path, output: Path, *, step: int | None = None) -> tuple[Pat
         step: the checkpoint's total step; None takes the latest.
 
     Raises:
-        ConfigError: there is no run in `run_dir`.
+        ConfigError: there is no run in `run_dir`, or what its configuration names is no longer there.
         FileNotFoundError: the run has no such checkpoint.
         FileExistsError: `output` holds an export.
         CheckpointError: the checkpoint cannot be read, or is not of the run's configuration.
     """
     directory = RunDirectory(path=run_dir)
     # On one device, and without the problems: their file may be elsewhere by now.
-    policy = build_policy(dataclasses.replace(configfile.load(directory.config), mesh="1"))
+    config = dataclasses.replace(configfile.load(directory.config), mesh="1")
+    try:
+        policy = build_policy(config)
+    except (ValueError, FileNotFoundError) as error:
+        raise ConfigError(f"the policy of {run_dir} cannot be built: {error}") from error
     with RunCheckpoints(directory.checkpoints, read_only=True) as checkpoints:
-        position = Position.from_json(checkpoints.read_host(step))
+        try:
+            position = Position.from_json(checkpoints.read_host(step))
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         restored = checkpoints.restore(policy.abstract_arrays(position), step)
     params: Params = restored.state["train"].params
     document = _tokenizer_document(policy.config, policy.tokenizer)

@@ -14,7 +14,7 @@ from grpo_jax.data.hf_tokenizer import HFTokenizer
 from grpo_jax.data.jsonl import JsonlConfig, JsonlTask, jsonl_task
 from grpo_jax.data.packing import PackedRows, pack_demonstrations
 from grpo_jax.data.padding import pad_rows
-from grpo_jax.data.task import TASKS, FiniteTask, Problem, Split, Task, make_task, question_key
+from grpo_jax.data.task import TASKS, FiniteTask, Problem, Split, Task, fingerprint, make_task, question_key
 from grpo_jax.data.template import PromptConfig, PromptTemplate
 from grpo_jax.data.tokenizer import Tokenizer
 
@@ -36,6 +36,7 @@ __all__ = [
     "Task",
     "Tokenizer",
     "advance",
+    "fingerprint",
     "gsm8k_task",
     "initial_state",
     "jsonl_task",

@@ -55,12 +55,21 @@ class LoadCounts:
     Attributes:
       duplicates: training problems removed because the same question is held out.
       long_prompts: problems removed by `limit_length` for their prompt.
-      long_solutions: problems removed by `limit_length` for their solution.
+      long_solutions: training problems removed by `limit_length` for their solution.
     """
 
     duplicates: int = 0
     long_prompts: int = 0
     long_solutions: int = 0
+
+    def __str__(self) -> str:
+        """What was left out and why, or "" where nothing was."""
+        reasons = {
+            "because their question is held out": self.duplicates,
+            "for a prompt that is too long": self.long_prompts,
+            "for a solution that is too long": self.long_solutions,
+        }
+        return ", ".join(f"{count} problems left out {reason}" for reason, count in reasons.items() if count)
 
 
 class JsonlTask:
@@ -141,7 +150,8 @@ class JsonlTask:
         Args:
           template: encodes the prompts.
           max_prompt: longest prompt kept, in tokens.
-          max_completion: longest solution kept, in tokens with its eos; None keeps all.
+          max_completion: longest solution of a training problem kept, in tokens with its eos; None keeps all. Nobody
+            imitates a held-out problem's.
 
         Raises:
           ValueError: a stage would be left with no training or no held-out problem.
@@ -149,23 +159,24 @@ class JsonlTask:
         long = {"long_prompts": 0, "long_solutions": 0}
         shortest = None
 
-        def fits(problem: Problem) -> bool:
+        def fits(problem: Problem, split: Split) -> bool:
             nonlocal shortest
             length = len(template.encode_prompt(problem))
             shortest = length if shortest is None else min(shortest, length)
             if length > max_prompt:
                 long["long_prompts"] += 1
                 return False
-            if max_completion is None or problem.solution is None:
+            if split == "heldout" or max_completion is None or problem.solution is None:
                 return True
             if len(template.encode_completion(problem.solution)) > max_completion:
                 long["long_solutions"] += 1
                 return False
             return True
 
+        splits: tuple[Split, ...] = ("train", "heldout")
         kept = {
-            split: [problem for stage in self._stages for problem in self._sides[split][stage] if fits(problem)]
-            for split in self._sides
+            split: [problem for stage in self._stages for problem in self._sides[split][stage] if fits(problem, split)]
+            for split in splits
         }
         for stage in self._stages:
             for split, problems in kept.items():

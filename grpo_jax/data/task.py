@@ -70,6 +70,18 @@ class FiniteTask(Task, Protocol):
         ...
 
 
+def fingerprint(task: Task) -> str:
+    """A hash of all problems of a `FiniteTask`, which come from a file that may change; "" for a task without a list."""
+    if not isinstance(task, FiniteTask):
+        return ""
+    digest = hashlib.sha256()
+    for stage in task.stages:
+        size = task.train_size(stage)
+        for problem in (*(task.train_problem(stage, index) for index in range(size)), *task.heldout(stage, size)):
+            digest.update(repr(dataclasses.astuple(problem)).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:16]
+
+
 TASKS: dict[str, str] = {
     "arithmetic": "grpo_jax.data.arithmetic:ArithmeticTask",
     "gsm8k": "grpo_jax.data.gsm8k:gsm8k_task",

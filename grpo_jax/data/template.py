@@ -86,7 +86,7 @@ class PromptTemplate:
                 bos_token=self.tokenizer.bos_token,
                 eos_token=self.tokenizer.decode(self.tokenizer.eos_ids[:1]),
             )
-        except jinja2.TemplateError as error:
+        except Exception as error:  # a template is a program: it may divide by zero or add text to a number
             roles = [message.get("role") for message in messages]
             raise ValueError(f"the chat template cannot render messages with roles {roles}: {error}") from error
 

@@ -16,13 +16,16 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt
 
 from grpo_jax.types import PRNGKey
 
+LEAST_TEMPERATURE = 1e-6
+"""Logits up to 1e30 divided by this stay finite in float32."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplerConfig:
     """The distribution that tokens are drawn from. The filters apply in the order of the fields.
 
     Attributes:
-        temperature: divides the logits first; 0 is greedy decoding, which takes no filters.
+        temperature: divides the logits first, at least 1e-6; 0 is greedy decoding, which takes no filters.
         top_k: keep the k largest logits, the lower ids where logits tie; None keeps all.
         top_p: keep the fewest most probable tokens whose probability, after top_k, adds up to at least this much, the
             lower ids where they tie; 1 keeps all. The most probable token always stays.
@@ -35,8 +38,11 @@ class SamplerConfig:
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(f"sampler.temperature={self.temperature!r}: it must be finite and at least 0 (0 is greedy).")
+        if self.temperature != 0 and not LEAST_TEMPERATURE <= self.temperature < math.inf:
+            raise ValueError(
+                f"sampler.temperature={self.temperature!r}: it must be finite and at least {LEAST_TEMPERATURE}, or 0 "
+                "(greedy)."
+            )
         if self.top_k is not None and (isinstance(self.top_k, bool) or self.top_k != int(self.top_k) or self.top_k < 1):
             raise ValueError(f"sampler.top_k={self.top_k!r}: it must be a whole number, at least 1, or None to keep all.")
         if not 0 < self.top_p <= 1:

@@ -193,8 +193,8 @@ class EvaluationConfig:
     """Tests on held-out problems of every stage. One always follows SFT (or the loading of parameters) and one GRPO.
 
     Attributes:
-        every: GRPO steps between two tests in between; 0 for none.
-        sft_every: SFT steps between two tests; 0 for none. A sequential curriculum needs them to advance in SFT.
+        every: GRPO steps between two tests in between; 0 for none. A sequential curriculum advances on them.
+        sft_every: SFT steps between two tests; 0 for none. A sequential curriculum advances on them.
         problems: Held-out problems per stage.
         samples: Completions sampled per problem; sampled accuracy is their mean. Greedy decoding is tested besides.
         sampler: The distribution of the sampled completions.

@@ -31,7 +31,6 @@ class GRPOOutcome:
 
     Attributes:
       metrics: by name, numbers and scalars on the device.
-      stage_accuracy: share of right answers per stage among the rows of this step.
       rows: the judged rows, in the order of their prompts.
       problems: the problem of each row.
       rewards: the rewards of the rows.
@@ -39,7 +38,6 @@ class GRPOOutcome:
     """
 
     metrics: dict[str, Any]
-    stage_accuracy: dict[str, float]
     rows: Sequence[RewardInput]
     problems: Sequence[Problem]
     rewards: RewardResult
@@ -99,7 +97,6 @@ def grpo_iteration(
     }
     return state, GRPOOutcome(
         metrics=metrics,
-        stage_accuracy=stage_accuracy,
         rows=rows,
         problems=by_row,
         rewards=rewards,

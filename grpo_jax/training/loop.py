@@ -7,13 +7,12 @@ A run killed at any moment goes on from its last checkpoint and ends with the pa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
 
 from grpo_jax.checkpoint import RunCheckpoints
-from grpo_jax.data import advance
+from grpo_jax.data import JsonlTask, advance, fingerprint
 from grpo_jax.evaluation.scores import Scores, from_record, to_metrics
 from grpo_jax.parallel import ensure_devices
 from grpo_jax.training.compile_clock import CompileClock
@@ -21,6 +20,7 @@ from grpo_jax.training.config import RunConfig
 from grpo_jax.training.experiment import Experiment, build_experiment
 from grpo_jax.training.grpo import grpo_iteration, read_samples
 from grpo_jax.training.interruption import Interruption
+from grpo_jax.training.memory import memory_metrics
 from grpo_jax.training.metrics_log import MetricsLog
 from grpo_jax.training.phase_clock import PhaseClock
 from grpo_jax.training.plots import write_plots
@@ -28,7 +28,7 @@ from grpo_jax.training.position import Position, TrainingPhase
 from grpo_jax.training.progress import Progress
 from grpo_jax.training.rules import check
 from grpo_jax.training.run_directory import RunDirectory, open_run
-from grpo_jax.training.samples import write_samples
+from grpo_jax.training.samples import remove_samples_after, write_samples
 from grpo_jax.training.schema import ConfigError
 from grpo_jax.training.sft import grpo_seed, sft_batch, sft_seed
 from grpo_jax.training.state import TrainState
@@ -68,6 +68,8 @@ def train(config: RunConfig, *, resume: bool = False) -> Summary:
         if note:
             progress.note(note)
         progress.note(f"writing to {config.run_dir}")
+        if isinstance(experiment.task, JsonlTask) and (left_out := str(experiment.task.counts)):
+            progress.note(f"{experiment.task.source}: {left_out}")
         run = _Run(experiment, directory, progress, checkpoints, interruption, compiles)
         stack.callback(run.close)
         try:
@@ -96,6 +98,10 @@ class _Run:
         self.directory, self.progress, self.checkpoints = directory, progress, checkpoints
         self.interruption, self.compiles = interruption, compiles
         self.reference: Params | None = None
+        self.fingerprints = {
+            "tokenizer": self.policy.tokenizer.fingerprint(),
+            "data": fingerprint(experiment.task),
+        }
         self._restore()
         self.log = MetricsLog(
             directory.metrics,
@@ -148,12 +154,13 @@ class _Run:
 
     def _start(self, phase: TrainingPhase) -> Position:
         has_reference = phase == "grpo" and self.policy.needs_reference
-        stages, fingerprint = self.experiment.task.stages, self.policy.tokenizer.fingerprint()
-        return Position.start(phase, stages, fingerprint, has_reference=has_reference)
+        return Position.start(phase, self.experiment.task.stages, **self.fingerprints, has_reference=has_reference)
 
     def _restore(self) -> None:
         """The arrays and the position of the last checkpoint, or those of the beginning."""
         if self.checkpoints.latest_step() is None:
+            if self.directory.metrics.exists():
+                self.progress.note("no step of this run was saved: it begins again")
             self.state = TrainState.create(self.policy.initial_params(), self.policy.sft_step_config)
             self.position = self._start("sft")
             if self.config.sft.steps == 0:
@@ -163,13 +170,15 @@ class _Run:
             position = Position.from_json(self.checkpoints.read_host())
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        if position.tokenizer != self.policy.tokenizer.fingerprint():
-            raise ConfigError(
-                "data.tokenizer is another one than the checkpoint's parameters were trained with: its file has changed "
-                "since. Restore the file, or begin a new run with another --run_dir"
-            )
+        for part, what in (("tokenizer", "tokenizer"), ("data", "list of problems")):
+            if getattr(position, part) != self.fingerprints[part]:
+                raise ConfigError(
+                    f"data: this {what} is another one than the checkpoint's parameters were trained with; its file has "
+                    "changed since. Restore the file, or begin a new run with another --run_dir"
+                )
         restored = self.checkpoints.restore(self.policy.abstract_arrays(position)).state
         self.state, self.reference, self.position = restored["train"], restored.get("reference"), position
+        remove_samples_after(self.directory.samples, position.step if position.phase == "grpo" else 0)
         if position.phase == "grpo" and position.step > self.config.grpo.steps:
             raise ConfigError(
                 f"grpo.steps is {self.config.grpo.steps}, but the run to resume has done {position.step} already. Set it to "
@@ -227,14 +236,13 @@ class _Run:
                 results.append(metrics)
             self.position = self.position.after_step()
             step = self.position.step
-            metrics = jax.device_get(metrics) | clock.metrics()
+            metrics = jax.device_get(metrics) | clock.metrics() | memory_metrics()
             metrics["tokens_per_second"] = metrics["tokens"] / clock.seconds["sft"]
             self.progress.step(step, self.log.write("sft", step, self.total_step, metrics))
             every = config.evaluation.sft_every
             if every and step % every == 0:
                 scores = self._test("sft_evaluation", step)
-                accuracy = {stage: score.sampled_accuracy for stage, score in scores.items()}
-                if self._advance(accuracy, config.sft.rows, sft_seed(config.seed)):
+                if self._advance(scores, config.sft.rows, sft_seed(config.seed)):
                     batch = sft_batch(experiment, self.position.curriculum, step)
             self._after_step()
         self.progress.end()
@@ -248,9 +256,8 @@ class _Run:
                 experiment, self.state, self.reference, self.position.curriculum, self.position.step, clock
             )
             self.position = self.position.after_step()
-            self._advance(outcome.stage_accuracy, config.grpo.prompts, grpo_seed(config.seed))
             step = self.position.step
-            metrics = jax.device_get(outcome.metrics) | clock.metrics()
+            metrics = jax.device_get(outcome.metrics) | clock.metrics() | memory_metrics()
             working = sum(seconds for phase, seconds in clock.seconds.items() if phase != "compile")
             metrics["tokens_per_second"] = metrics["completion_tokens"] / working
             record = self.log.write("grpo", step, self.total_step, metrics)
@@ -261,13 +268,14 @@ class _Run:
                 write_samples(self.directory.samples, step, samples)
             every = config.evaluation.every
             if every and step % every == 0 and step < config.grpo.steps:
-                self._test("evaluation", step)
+                self._advance(self._test("evaluation", step), config.grpo.prompts, grpo_seed(config.seed))
             self._after_step()
         self.progress.end()
 
-    def _advance(self, accuracy: Mapping[str, float], problems_per_step: int, seed: int) -> bool:
-        """Moves the curriculum on where the accuracy of its current stage says so; whether it did."""
+    def _advance(self, scores: Scores, problems_per_step: int, seed: int) -> bool:
+        """Moves the curriculum on where the test of its current stage says so; whether it did."""
         position = self.position
+        accuracy = {stage: score.sampled_accuracy for stage, score in scores.items()}
         draws = position.step * problems_per_step
         curriculum = advance(self.config.data.curriculum, position.curriculum, accuracy, draws, seed)
         if curriculum is position.curriculum:
@@ -286,7 +294,7 @@ class _Run:
         clock = PhaseClock(self.compiles)
         with clock("evaluation"):
             scores = self.experiment.heldout_test.run(self.policy.model, self.state.params, self.total_step)
-        self.log.write(phase, step, self.total_step, to_metrics(scores) | clock.metrics())
+        self.log.write(phase, step, self.total_step, {**to_metrics(scores), **clock.metrics(), **memory_metrics()})
         trained = "SFT" if phase == "sft_evaluation" else "GRPO"
         title = "held-out test before GRPO" if step == 0 else f"held-out test after {trained} step {step}"
         self.progress.tested(title, scores)

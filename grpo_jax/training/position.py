@@ -19,6 +19,7 @@ class Position:
       step: steps of that phase done.
       curriculum: the curriculum's state in that phase.
       tokenizer: fingerprint of the tokenizer that the parameters were trained with.
+      data: fingerprint of the task's problems.
       has_reference: whether a reference policy is held here.
     """
 
@@ -26,15 +27,17 @@ class Position:
     step: int
     curriculum: CurriculumState
     tokenizer: str
+    data: str
     has_reference: bool
 
     @classmethod
     def start(
-        cls, phase: TrainingPhase, stages: tuple[str, ...], tokenizer: str, *, has_reference: bool = False
+        cls, phase: TrainingPhase, stages: tuple[str, ...], *, tokenizer: str, data: str, has_reference: bool = False
     ) -> Self:
         """The beginning of a phase."""
+        curriculum = initial_state(stages)
         return cls(
-            phase=phase, step=0, curriculum=initial_state(stages), tokenizer=tokenizer, has_reference=has_reference
+            phase=phase, step=0, curriculum=curriculum, tokenizer=tokenizer, data=data, has_reference=has_reference
         )
 
     def after_step(self) -> Self:

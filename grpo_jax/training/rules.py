@@ -104,11 +104,15 @@ def _check_data(config: RunConfig) -> None:
 
 
 def _check_curriculum(config: RunConfig) -> None:
-    _refuse_unless(
-        config.data.curriculum.mode != "sequential" or config.sft.steps == 0 or config.evaluation.sft_every > 0,
-        "evaluation.sft_every is 0, but SFT with a sequential curriculum advances on the tests that it asks for. Set it "
-        "to the number of SFT steps between two tests, or data.curriculum.mode to mixed",
-    )
+    for phase, steps, key, every in (
+        ("SFT", config.sft.steps, "evaluation.sft_every", config.evaluation.sft_every),
+        ("GRPO", config.grpo.steps, "evaluation.every", config.evaluation.every),
+    ):
+        _refuse_unless(
+            config.data.curriculum.mode != "sequential" or steps == 0 or every > 0,
+            f"{key} is 0, but {phase} with a sequential curriculum advances on the tests that it asks for. Set it to the "
+            f"number of {phase} steps between two tests, or data.curriculum.mode to mixed",
+        )
 
 
 def _check_phases(config: RunConfig) -> None:

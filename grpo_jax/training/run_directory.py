@@ -135,6 +135,11 @@ def check_continues(saved: RunConfig, config: RunConfig) -> None:
                 f"continues exactly. Keep it, or begin another run with another --run_dir. A resumed run may change "
                 f"{', '.join(MAY_CHANGE)}"
             )
+    if "evaluation.every" in changed and config.data.curriculum.mode == "sequential":
+        raise ConfigError(
+            f"evaluation.every is {config.evaluation.every}, but the run to resume has {saved.evaluation.every}, and its "
+            "curriculum advances on these tests. Keep it, or begin another run with another --run_dir"
+        )
     if "grpo.steps" in changed and config.grpo.optimizer.schedule != "constant":
         raise ConfigError(
             f"grpo.steps is {config.grpo.steps}, but the run to resume has {saved.grpo.steps}, and its learning rate "

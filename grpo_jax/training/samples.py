@@ -48,6 +48,14 @@ def write_samples(folder: Path, step: int, samples: Sequence[Sample]) -> Path:
     return path
 
 
+def remove_samples_after(folder: Path, step: int) -> None:
+    """Deletes the samples of later GRPO steps, which a resumed run does over again."""
+    for path in folder.glob(samples_path(folder, 0).name.replace("000000", "*")):
+        number = path.stem.removeprefix("step_")
+        if number.isdecimal() and int(number) > step:
+            path.unlink()
+
+
 def samples_table(step: int, samples: Sequence[Sample]) -> str:
     """The Markdown of a GRPO step's samples: a section and a table for each group."""
     parts = [f"# Samples of GRPO step {step}\n"]

@@ -4,8 +4,6 @@ import dataclasses
 import importlib.metadata
 import json
 import platform
-import resource
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +13,7 @@ import jax
 from grpo_jax.checkpoint.atomic import atomic_write
 from grpo_jax.evaluation.scores import Scores, from_record, overall
 from grpo_jax.training.config import RunConfig
+from grpo_jax.training.memory import peak_memory
 from grpo_jax.training.metrics_log import Record
 
 Status = Literal["finished", "interrupted"]
@@ -42,8 +41,8 @@ class Summary:
         after_grpo: the last test after a GRPO step; None where there was none.
         seconds: seconds spent on each kind of work, restarts included.
         tokens_per_second: tokens over seconds, of each phase and of sampling alone; None where nothing was measured.
-        peak_memory_bytes: the most memory that the process and its fullest device have used; None where the platform
-            does not say.
+        peak_memory_bytes: the most memory that a process of the run and its fullest device have used; None where the
+            platform does not say.
         versions: version of Python and of each package.
     """
 
@@ -96,7 +95,7 @@ def summarize(config: RunConfig, records: Sequence[Record], *, status: Status, p
         after_grpo=after,
         seconds=_seconds(records),
         tokens_per_second=_tokens_per_second(records),
-        peak_memory_bytes=peak_memory(),
+        peak_memory_bytes=peak_memory(records),
         versions={"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
     )
 
@@ -107,17 +106,6 @@ def heldout_scores(records: Sequence[Record]) -> tuple[Scores | None, Scores | N
     before = [record for record in made if record["step"] == 0]
     after = [record for record in made if record["step"] > 0]
     return (from_record(before[-1]) if before else None, from_record(after[-1]) if after else None)
-
-
-def peak_memory() -> dict[str, int | None]:
-    """The most bytes used so far: by this process, and on the fullest device where the platform counts them."""
-    # Linux counts in kibibytes, macOS in bytes.
-    unit = 1 if sys.platform == "darwin" else 1024
-    used = [stats["peak_bytes_in_use"] for device in jax.local_devices() if (stats := device.memory_stats())]
-    return {
-        "host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
-        "device": max(used, default=None),
-    }
 
 
 def _scores_document(scores: Scores | None) -> dict[str, Any] | None:

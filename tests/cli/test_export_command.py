@@ -1,12 +1,14 @@
 """`grpo export` writes a checkpoint's parameters, from either phase, so that they load without the training's state."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import yaml
 
 from grpo_jax.checkpoint import RunCheckpoints, load_exported, read_model_json
 from grpo_jax.cli.export import main
@@ -33,7 +35,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, Param
         jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), abstract) for _ in range(2)
     )
     with open_run(config, resume=False) as directory, RunCheckpoints(directory.checkpoints) as checkpoints:
-        position = Position.start("sft", experiment.task.stages, experiment.policy.tokenizer.fingerprint())
+        tokenizer = experiment.policy.tokenizer.fingerprint()
+        position = Position.start("sft", experiment.task.stages, tokenizer=tokenizer, data="")
         checkpoints.save(1, {"train": TrainState.create(params, experiment.policy.sft_step_config)}, position.to_json())
         state = TrainState.create(later, experiment.policy.grpo_step_config)
         position = dataclasses.replace(position, phase="grpo", step=1, has_reference=True)
@@ -76,3 +79,15 @@ def test_what_cannot_be_exported_is_one_line(
     assert main([str(path), "--output", str(output)]) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and "exist" in error
+
+
+def test_a_tokenizer_file_that_is_gone_is_one_line(
+    run: tuple[Path, dict[int, Params]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(run[0], path)
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    config["data"]["tokenizer"] = {"path": "gone/tokenizer.json", "eos": ["</s>"]}
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    assert main([str(path), "--output", str(tmp_path / "out")]) == 2
+    assert "gone/tokenizer.json" in capsys.readouterr().err

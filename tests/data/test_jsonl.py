@@ -185,6 +185,15 @@ def test_problems_that_fit_no_row_are_dropped_and_counted():
     short = task.limit_length(TEMPLATE, max_prompt=5, max_completion=4)
     assert [short.train_problem("all", i).prompt for i in range(short.train_size("all"))] == ["a", "b"]
     assert (short.counts.long_prompts, short.counts.long_solutions) == (1, 1)
+    assert str(short.counts) == (
+        "1 problems left out for a prompt that is too long, 1 problems left out for a solution that is too long"
+    )
+    assert str(task.counts) == ""
+
+
+def test_a_heldout_problem_stays_however_long_its_solution():
+    task = JsonlTask([problem("a", "b")], [problem("b", "bbbbbbbb")], source="test")
+    assert len(task.limit_length(TEMPLATE, max_prompt=5, max_completion=4).heldout("all", 9)) == 1
 
 
 def test_a_prompt_of_exactly_the_limit_stays():

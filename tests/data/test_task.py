@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_jax.data import TASKS, Problem, Task, make_task, question_key
+from grpo_jax.data import TASKS, JsonlTask, Problem, Task, fingerprint, make_task, question_key
 
 MODULE = """
 from grpo_jax.data import Problem
@@ -77,3 +77,16 @@ def test_every_task_in_the_table_names_a_module_and_a_factory():
 def test_questions_that_differ_in_case_and_space_only_are_one_question():
     assert question_key("How  many\nare LEFT? ") == question_key("how many are left?")
     assert question_key("How many are left?") != question_key("How many were left?")
+
+
+def test_a_fingerprint_is_that_of_the_problems_and_not_of_the_file():
+    def task(train, heldout):
+        def problems(answers):
+            return [Problem(prompt=f"q{answer}", answer=answer, stage="all", key=f"k{answer}") for answer in answers]
+
+        return JsonlTask(problems(train), problems(heldout), source="test")
+
+    assert fingerprint(task("12", "3")) == fingerprint(task("12", "3"))
+    others = {fingerprint(task(*sides)) for sides in (("12", "3"), ("21", "3"), ("124", "3"), ("12", "4"), ("1", "23"))}
+    assert len(others) == 5
+    assert fingerprint(make_task("arithmetic")) == ""

@@ -99,6 +99,12 @@ def test_a_broken_template_is_refused_at_once():
         PromptTemplate(TOKENIZER, PromptConfig(chat_template="{% if %}"))
 
 
+@pytest.mark.parametrize("source", ["{{ 1 / 0 }}", "{{ messages + 1 }}", "{{ nothing.at.all }}"])
+def test_a_template_that_fails_on_a_conversation_is_one_error(source):
+    with pytest.raises(ValueError, match=r"cannot render messages with roles \['user'\]"):
+        PromptTemplate(TOKENIZER, PromptConfig(chat_template=source)).prompt_text(PROBLEM)
+
+
 def test_a_tokenizer_without_a_template_needs_one():
     with pytest.raises(ValueError, match="brings no chat template"):
         PromptTemplate(CharacterTokenizer("1", chat_template=None))

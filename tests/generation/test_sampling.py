@@ -164,6 +164,7 @@ def test_nan_logits_give_a_nan_logprob_and_a_valid_token():
     ("config", "named"),
     [
         ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 1e-40}, "at least 1e-06"),
         ({"temperature": float("nan")}, "temperature"),
         ({"temperature": float("inf")}, "temperature"),
         ({"top_k": 0}, "top_k"),

@@ -46,6 +46,10 @@ def smoke(**options: Any) -> RunConfig:
         ({"rollout__sampler__top_p": 2}, ["rollout.sampler.top_p", "2", "at most 1"]),
         ({"data__curriculum__advance_at": 0.5}, ["data.curriculum.advance_at", "0.5", "sequential"]),
         ({"data__curriculum__mode": "sequential"}, ["evaluation.sft_every", "0", "sequential"]),
+        (
+            {"data__curriculum__mode": "sequential", "evaluation__sft_every": 1},
+            ["evaluation.every", "0", "GRPO", "sequential"],
+        ),
         ({"data__task": "arithmetics"}, ["data.task", "arithmetics", "Did you mean arithmetic"]),
         ({"data__task": "gsm8k"}, ["data.path", "null", "--data.path"]),
         ({"data__path": "x.jsonl"}, ["data.path", "x.jsonl", "arithmetic"]),

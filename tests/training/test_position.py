@@ -6,7 +6,7 @@ import pytest
 
 from grpo_jax.training.position import Position
 
-START = Position.start("grpo", ("easy", "hard"), "fingerprint", has_reference=True)
+START = Position.start("grpo", ("easy", "hard"), tokenizer="t", data="d", has_reference=True)
 
 
 def test_position_survives_json() -> None:

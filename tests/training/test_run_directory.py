@@ -127,6 +127,13 @@ def test_run_on_a_schedule_is_not_prolonged(tmp_path: Path) -> None:
         check_continues(smoke(tmp_path, *options), smoke(tmp_path, *options, ("grpo.steps", "9")))
 
 
+def test_tests_that_a_curriculum_advances_on_stay_where_they_are(tmp_path: Path) -> None:
+    options = [("data.curriculum.mode", "sequential"), ("evaluation.sft_every", "2"), ("evaluation.every", "2")]
+    check_continues(smoke(tmp_path, ("evaluation.every", "2")), smoke(tmp_path, ("evaluation.every", "3")))
+    with pytest.raises(ConfigError, match=r"evaluation\.every is 3, but the run to resume has 2.*curriculum"):
+        check_continues(smoke(tmp_path, *options), smoke(tmp_path, *options, ("evaluation.every", "3")))
+
+
 def test_every_key_that_may_change_exists() -> None:
     from grpo_jax.training import schema
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grpo_jax.training.samples import Sample, samples_table, write_samples
+from grpo_jax.training.samples import Sample, remove_samples_after, samples_table, write_samples
 
 
 def sample(**changes: Any) -> Sample:
@@ -73,6 +73,14 @@ def test_neighbours_with_one_prompt_are_one_group() -> None:
     text = samples_table(1, [sample(), sample(), sample(prompt="other"), sample(prompt="other")])
     assert text.count("## ") == 2
     assert text.count("| # |") == 2
+
+
+def test_samples_of_steps_to_be_done_over_are_deleted_and_nothing_else(tmp_path: Path) -> None:
+    for step in (1, 10, 11, 2_000_000):
+        write_samples(tmp_path, step, [sample()])
+    (tmp_path / "step_notes.md").write_text("mine")
+    remove_samples_after(tmp_path, 10)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000001.md", "step_000010.md", "step_notes.md"]
 
 
 def test_file_is_named_by_its_step(tmp_path: Path) -> None:
