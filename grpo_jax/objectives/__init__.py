@@ -10,7 +10,7 @@ from grpo_jax.objectives.logprobs import TokenStats, token_logprobs
 from grpo_jax.objectives.masks import completion_mask
 from grpo_jax.objectives.policy import Surrogate, clipped_surrogate
 from grpo_jax.objectives.sft import sft_denominator, sft_loss
-from grpo_jax.objectives.sums import LossSums, add_sums, finalize_metrics, reduce_sums
+from grpo_jax.objectives.sums import LossSums, add_sums, finalize_metrics, no_sums, reduce_sums
 
 __all__ = [
     "LOG_RATIO_LIMIT",
@@ -30,6 +30,7 @@ __all__ = [
     "grpo_denominator",
     "grpo_loss",
     "k3_kl",
+    "no_sums",
     "reduce_sums",
     "row_weights",
     "sft_denominator",

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-__all__ = ["LossSums", "add_sums", "finalize_metrics", "reduce_sums"]
+__all__ = ["LossSums", "add_sums", "finalize_metrics", "no_sums", "reduce_sums"]
 
 type Scalars = dict[str, Float[Array, ""]]
 
@@ -51,6 +51,15 @@ def reduce_sums(stacked: LossSums) -> LossSums:
 def add_sums(*parts: LossSums) -> LossSums:
     """The sums of all parts of a batch together."""
     return reduce_sums(jax.tree.map(lambda *values: jnp.stack(values), *parts))
+
+
+def no_sums(like: LossSums) -> LossSums:
+    """The sums of no micro-batch at all, with the names and shapes of `like`: what changes nothing that it is added to."""
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    return zeros._replace(
+        minima={name: jnp.full(leaf.shape, jnp.inf, leaf.dtype) for name, leaf in like.minima.items()},
+        maxima={name: jnp.full(leaf.shape, -jnp.inf, leaf.dtype) for name, leaf in like.maxima.items()},
+    )
 
 
 def _divide(total: Float[Array, ""], weight: Float[Array, ""]) -> Float[Array, ""]:

@@ -20,11 +20,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from grpo_jax.model import hidden_states, unembedding
 from grpo_jax.objectives import (
+    LossSums,
     add_sums,
     completion_mask,
     finalize_metrics,
     grpo_denominator,
     grpo_loss,
+    no_sums,
     sft_denominator,
     sft_loss,
     token_logprobs,
@@ -82,23 +84,25 @@ def _split(batch: Any, microbatches: int, config: StepConfig) -> Any:
 
 
 def _accumulate(
-    loss: Callable[[Params, Any], tuple[Float[Array, ""], Any]], params: Params, parts: Any, count: Array | int
-) -> tuple[Params, Any]:
+    loss: Callable[[Params, Any], tuple[Float[Array, ""], LossSums]], params: Params, parts: Any, count: Array
+) -> tuple[Params, LossSums]:
     """Gradient and metric sums over the first `count` microbatches."""
     gradient = jax.grad(loss, has_aux=True)
 
     def part(index: Array | int) -> Any:
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), parts)
 
-    first = gradient(params, part(0))
     if jax.tree.leaves(parts)[0].shape[0] == 1:
-        return first
+        return gradient(params, part(0))
 
-    def body(index: Array, total: Any) -> Any:
+    def body(index: Array, total: tuple[Params, LossSums]) -> tuple[Params, LossSums]:
         gradients, sums = gradient(params, part(index))
         return jax.tree.map(jnp.add, total[0], gradients), add_sums(total[1], sums)
 
-    return jax.lax.fori_loop(1, jnp.asarray(count, jnp.int32), body, first)
+    # Beginning with nothing rather than with the first microbatch, so that the gradient is compiled once and not twice.
+    gradients, sums = jax.eval_shape(gradient, params, part(0))
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), gradients), no_sums(sums)
+    return jax.lax.fori_loop(0, count, body, nothing)
 
 
 def _update(state: TrainState, gradients: Params, live: Array) -> tuple[TrainState, Metrics]:
@@ -147,8 +151,8 @@ def grpo_step(state: TrainState, batch: GRPOBatch) -> tuple[TrainState, Metrics]
 
     Args:
       state: donated. `state.config.objective` names the loss.
-      batch: rows whose number is divisible by `state.config.microbatches`. Trailing microbatches without a live row
-        cost nothing, the first apart, which is always computed.
+      batch: rows whose number is divisible by `state.config.microbatches`. Of several microbatches, trailing ones
+        without a live row cost nothing.
 
     Returns:
       (state, metrics), metrics as scalars still on the device.
@@ -185,8 +189,8 @@ def sft_step(state: TrainState, batch: SFTBatch) -> tuple[TrainState, Metrics]:
 
     Args:
       state: donated.
-      batch: rows whose number is divisible by `state.config.microbatches`. Trailing microbatches without a token to
-        train on cost nothing, the first apart, which is always computed.
+      batch: rows whose number is divisible by `state.config.microbatches`. Of several microbatches, trailing ones
+        without a token to train on cost nothing.
 
     Returns:
       (state, metrics), metrics as scalars still on the device.

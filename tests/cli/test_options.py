@@ -59,7 +59,7 @@ def test_help_has_every_key_with_its_meaning_type_and_default() -> None:
     for key in schema.keys(RunConfig):
         title = f"{key.path}:" if key.section is not None else f"--{key.path} {key.doc}".rstrip()
         assert title in flat, key.path
-    assert "--grpo.group_size Completions sampled for each prompt (G);" in flat
+    assert "--grpo.group_size Completions sampled for each prompt (G)," in flat
     assert "(a whole number; default 8)" in flat
     assert "(one of sequence_mean, token_mean; default 'sequence_mean')" in flat
     assert max(map(len, text.splitlines())) <= 100

@@ -2,10 +2,19 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from grpo_jax.training.interruption import Interruption
+
+
+@pytest.fixture(autouse=True)
+def signals_act() -> Iterator[None]:
+    """A shell that starts the tests in the background leaves them deaf to SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_first_signal_asks_and_second_one_acts() -> None:
