@@ -61,11 +61,21 @@ def records(run_dir: Path) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory):
-    """A run that was never stopped."""
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled programs that the processes of this file share."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, cache: Path):
+    """The configuration of a run that was never stopped, in a process of its own, and its summary."""
     folder = tmp_path_factory.mktemp("finished")
-    config = load(folder, "logging.plots=true", "logging.tensorboard=true")
-    return config, train(config)
+    options = ("--logging.plots", "true", "--logging.tensorboard", "true", "--run_dir", str(folder / "run"))
+    process = run_process(cache, "--config", str(config_file(folder)), *options)
+    output = process.communicate(timeout=1200)[0].decode()
+    assert process.returncode == 0, output
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    return load(folder, "logging.plots=true", "logging.tensorboard=true"), summary
 
 
 def test_a_run_writes_everything_it_promises(finished) -> None:
@@ -74,8 +84,8 @@ def test_a_run_writes_everything_it_promises(finished) -> None:
     for name in ("config.yaml", "metrics.jsonl", "summary.json", "plots/overview.png", "samples/step_000002.md"):
         assert (run_dir / name).stat().st_size > 0, name
     assert list((run_dir / "tensorboard").iterdir())
-    assert summary.status == "finished" and summary.after_sft and summary.after_grpo
-    assert set(summary.after_grpo) == {"addition", "subtraction", "multiplication", "precedence", "parentheses"}
+    assert summary["status"] == "finished" and summary["after_sft"]
+    assert set(summary["after_grpo"]["stages"]) == {"addition", "subtraction", "multiplication", "precedence", "parentheses"}
     assert configfile.load(run_dir / "config.yaml") == config
     sample = (run_dir / "samples" / "step_000002.md").read_text()
     assert "<user>" in sample and "advantage" in sample
@@ -102,7 +112,7 @@ def test_time_of_a_grpo_step_is_split_into_its_phases(finished) -> None:
     for record in records(Path(config.run_dir)):
         if record["phase"] == "grpo":
             assert all(record[f"seconds/{name}"] > 0 for name in ("rollout", "reward", "score", "update"))
-    assert summary.seconds["rollout"] > 0 and summary.seconds["compile"] > 0
+    assert summary["seconds"]["rollout"] > 0 and summary["seconds"]["compile"] > 0
 
 
 def test_nothing_recompiles_after_its_first_step(finished) -> None:
@@ -120,12 +130,12 @@ def test_resuming_a_finished_run_changes_nothing(finished) -> None:
     before = final_arrays(config)
     again = train(config, resume=True)
     after = final_arrays(config)
-    assert again.after_grpo == summary.after_grpo
+    assert again.document()["after_grpo"] == summary["after_grpo"]
     assert all(np.array_equal(before[path], after[path]) for path in before)
 
 
-def run_process(folder: Path, *options: str) -> subprocess.Popen:
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(folder / "cache")}
+def run_process(cache: Path, *options: str) -> subprocess.Popen:
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(cache)}
     environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
         [sys.executable, "train.py", *options], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -142,27 +152,27 @@ def wait_for_records(process: subprocess.Popen, run_dir: Path, count: int) -> No
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_ends_as_never_stopped(finished, tmp_path: Path) -> None:
-    """SIGTERM in SFT, SIGKILL in SFT, SIGKILL in GRPO, then to the end: the same parameters, moments and reference, bit for
-    bit, the same log and the same scores."""
+def test_killed_and_resumed_ends_as_never_stopped(finished, cache: Path, tmp_path: Path) -> None:
+    """SIGTERM and SIGKILL in SFT, SIGTERM and SIGKILL in GRPO, then to the end: the same parameters, moments and
+    reference, bit for bit, the same log and the same scores."""
     config, summary = finished
     run_dir = tmp_path / "run"
     begin = ("--config", str(config_file(tmp_path)), "--run_dir", str(run_dir))
     go_on = ("--resume", "--run_dir", str(run_dir))
 
-    process = run_process(tmp_path, *begin)
-    wait_for_records(process, run_dir, 2)
-    process.send_signal(signal.SIGTERM)
-    output = process.communicate(timeout=1200)[0].decode()
-    assert process.returncode == 75 and "--resume" in output, output
+    # Eight steps of SFT, a test, six steps of GRPO with a test after the third and the last.
+    stops = ((2, signal.SIGTERM), (7, signal.SIGKILL), (10, signal.SIGTERM), (12, signal.SIGKILL))
+    for count, stop in stops:
+        process = run_process(cache, *(begin if count == 2 else go_on))
+        wait_for_records(process, run_dir, count)
+        process.send_signal(stop)
+        output = process.communicate(timeout=1200)[0].decode()
+        if stop == signal.SIGTERM:
+            assert process.returncode == 75 and "--resume" in output, output
+        else:
+            assert process.returncode == -signal.SIGKILL, output
 
-    for stop_at in (7, 12):
-        process = run_process(tmp_path, *go_on)
-        wait_for_records(process, run_dir, stop_at)
-        process.kill()
-        process.communicate()
-
-    process = run_process(tmp_path, *go_on)
+    process = run_process(cache, *go_on)
     output = process.communicate(timeout=1200)[0].decode()
     assert process.returncode == 0, output
 
@@ -176,7 +186,7 @@ def test_killed_and_resumed_ends_as_never_stopped(finished, tmp_path: Path) -> N
         return [{key: value for key, value in record.items() if not timed.search(key)} for record in records(path)]
 
     assert comparable(run_dir) == comparable(Path(config.run_dir))
-    assert json.loads((run_dir / "summary.json").read_text())["after_grpo"] == summary.document()["after_grpo"]
+    assert json.loads((run_dir / "summary.json").read_text())["after_grpo"] == summary["after_grpo"]
 
 
 def length_parity(row) -> float:
@@ -186,7 +196,7 @@ def length_parity(row) -> float:
 
 def test_several_updates_per_rollout_are_scored_first(tmp_path: Path) -> None:
     extra = "rewards: {accuracy: 'test_loop:length_parity'}\n"
-    options = ("grpo.updates_per_rollout=2", "grpo.steps=2", "sft.steps=1", "evaluation.every=0")
+    options = ("grpo.updates_per_rollout=2", "grpo.steps=3", "evaluation.every=0")
     config = load(tmp_path, *options, extra=extra)
     train(config)
     last = [record for record in records(Path(config.run_dir)) if record["phase"] == "grpo"][-1]
@@ -194,7 +204,7 @@ def test_several_updates_per_rollout_are_scored_first(tmp_path: Path) -> None:
 
 
 def test_without_a_kl_term_no_reference_is_held(tmp_path: Path) -> None:
-    config = load(tmp_path, "grpo.kl_coef=0", "grpo.steps=1", "sft.steps=1", "evaluation.every=0")
+    config = load(tmp_path, "grpo.kl_coef=0", "grpo.steps=1", "evaluation.every=0")
     train(config)
     assert not [path for path in final_arrays(config) if "reference" in path]
     assert "kl" not in records(Path(config.run_dir))[-2]
@@ -209,22 +219,22 @@ def test_sequential_curriculum_moves_on_and_survives_resumption(tmp_path: Path) 
     options = (
         "data.curriculum.mode=sequential",
         "data.curriculum.advance_at=0.5",
-        "evaluation.sft_every=2",
-        "evaluation.every=1",
+        "evaluation.sft_every=4",
+        "evaluation.every=3",
         "checkpoint.keep=9",
-        "sft.steps=4",
-        "grpo.steps=2",
     )
     config = load(tmp_path, *options, extra=extra)
     train(config)
     with RunCheckpoints(Path(config.run_dir) / "checkpoints", read_only=True) as checkpoints:
-        assert checkpoints.read_host(3)["curriculum"]["level"] == 1
+        assert checkpoints.read_host(3)["curriculum"]["level"] == 0
+        assert checkpoints.read_host(6)["curriculum"]["level"] == 1
         assert checkpoints.read_host()["curriculum"]["level"] == 1
     stages = [
         {key for key in record if key.startswith("accuracy/")} for record in records(Path(config.run_dir))
         if record["phase"] == "grpo"
     ]  # fmt: skip
-    assert stages == [{"accuracy/addition"}, {"accuracy/addition", "accuracy/subtraction"}]
+    assert stages[:3] == [{"accuracy/addition"}] * 3
+    assert set().union(*stages[3:]) == {"accuracy/addition", "accuracy/subtraction"}
 
 
 def test_a_run_does_not_go_on_with_other_problems(tmp_path: Path) -> None:
@@ -232,7 +242,7 @@ def test_a_run_does_not_go_on_with_other_problems(tmp_path: Path) -> None:
     lines = [json.dumps({"question": f"{i}+{i}", "answer": 2 * i}) for i in range(10, 40)]
     path.write_text("\n".join(lines))
     options = ("data.task=jsonl", f"data.path={path}", "data.tokenizer.alphabet=0123456789+", "sft.steps=0")
-    config = load(tmp_path, *options, "grpo.steps=1", "evaluation.every=0")
+    config = load(tmp_path, *options, "evaluation.every=0")
     train(config)
     path.write_text("\n".join(lines[:-1]))
     with pytest.raises(ConfigError, match="list of problems is another one"):

@@ -39,7 +39,8 @@ def step_config(
 ) -> StepConfig:
     return StepConfig(
         model=MODELS[model],
-        optimizer=OptimizerConfig(learning_rate=1e-3),
+        # With Adam's usual 1e-8 the update of a parameter with next to no gradient is the sign of its rounding.
+        optimizer=OptimizerConfig(learning_rate=1e-3, eps=1e-5),
         total_updates=10,
         objective=objective or GRPOConfig(kl_coef=0.1),
         microbatches=microbatches,
