@@ -28,6 +28,9 @@ SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
     "tokens_per_second": ("tokens/s", "{:,.0f}".format),
 }
 
+# Shown until a phase's first step has ended, which can take a minute and more.
+FIRST_STEP = "compiling the first step"
+
 # In GRPO the loss says nothing that a person could watch: its value is about 0 on-policy.
 HIDDEN = {"grpo": {"loss"}}
 
@@ -93,8 +96,10 @@ class Progress:
                 expand=True,
                 refresh_per_second=4,
             )
-            self._task = self._bar.add_task(phase, total=total, completed=done, shown="", left=None)
+            self._task = self._bar.add_task(phase, total=total, completed=done, shown=FIRST_STEP, left=None)
             self._bar.start()
+        else:
+            self.note(f"{phase} {done}/{total}  {FIRST_STEP}")
 
     def step(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Shows that a step of the phase has ended.

@@ -43,7 +43,8 @@ def run(file: io.StringIO, steps: int, seconds: float = 1.0, done: int = 0) -> s
 
 def test_plain_line_has_step_reward_accuracy_pace_and_time_left() -> None:
     lines = run(io.StringIO(), steps=40, seconds=10.0).splitlines()
-    assert lines[10] == "grpo 11/40  reward 0.613  accuracy 55.2%  tokens/s 12,346  4:50 left"
+    assert lines[0] == "grpo 0/40  compiling the first step"
+    assert lines[11] == "grpo 11/40  reward 0.613  accuracy 55.2%  tokens/s 12,346  4:50 left"
     assert lines[-1] == "grpo 40/40  reward 0.613  accuracy 55.2%  tokens/s 12,346"
 
 
@@ -53,8 +54,8 @@ def test_plain_output_has_no_control_codes() -> None:
 
 def test_quick_steps_do_not_flood_a_log() -> None:
     lines = run(io.StringIO(), steps=1000, seconds=PLAIN_INTERVAL / 100).splitlines()
-    assert len(lines) <= 12
-    assert lines[0].startswith("grpo 1/1000") and lines[-1].startswith("grpo 1000/1000")
+    assert len(lines) <= 13
+    assert lines[1].startswith("grpo 1/1000") and lines[-1].startswith("grpo 1000/1000")
 
 
 def test_terminal_gets_a_bar_with_the_same_content(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,8 +68,9 @@ def test_terminal_gets_a_bar_with_the_same_content(monkeypatch: pytest.MonkeyPat
 
 def test_resumed_phase_counts_from_where_it_stands() -> None:
     lines = run(io.StringIO(), steps=8, seconds=10.0, done=5).splitlines()
-    assert lines[0].startswith("grpo 6/8")
-    assert "10 left" in lines[1]
+    assert lines[0].startswith("grpo 5/8")
+    assert lines[1].startswith("grpo 6/8")
+    assert "10 left" in lines[2]
 
 
 def test_time_left_leaves_the_first_step_out_because_it_compiles() -> None:
