@@ -22,6 +22,7 @@ from grpo_jax.checkpoint.gguf_tokenizer import build_tokenizer
 from grpo_jax.checkpoint.structure import flatten
 from grpo_jax.data import HFTokenizer
 from grpo_jax.model import ModelConfig, abstract_params
+from grpo_jax.parallel import place
 from grpo_jax.types import Params
 
 PACKAGE_PREFIX = "package:"
@@ -154,7 +155,7 @@ class GGUFModel:
         params: dict[str, Any] = {}
         for path, leaf in leaves.items():
             stacked = self._leaf(rules[path], leaf, config)
-            _set(params, path, jax.device_put(stacked, placements[path]))
+            _set(params, path, place(stacked, placements[path]))
         return params
 
     def _check_names(self, rules: Iterable[TensorRule], config: ModelConfig) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from grpo_jax.checkpoint import CheckpointError
 from grpo_jax.cli.options import Options, help_text, parse_options
+from grpo_jax.parallel import is_first
 from grpo_jax.training import configfile
 from grpo_jax.training.config import RunConfig
 from grpo_jax.training.run_directory import RunDirectory
@@ -86,7 +87,8 @@ def _run(config: RunConfig, resume: bool) -> int:
     try:
         train(config, resume=resume)
     except Interrupted as stop:
-        print(stop)
+        if is_first():
+            print(stop)
         return INTERRUPTED
     return FINISHED
 

@@ -17,6 +17,7 @@ from grpo_jax.data import Problem, PromptTemplate, Task, pad_rows
 from grpo_jax.evaluation.scores import StageScore
 from grpo_jax.generation import END_EOS, Rollout, SamplerConfig, rollout, row_keys
 from grpo_jax.model import ModelConfig
+from grpo_jax.parallel import from_first, to_host
 from grpo_jax.rewards import CompositeReward, RewardInput, RewardResult
 from grpo_jax.types import Params
 
@@ -35,9 +36,7 @@ def judge(
       problems: one for each row.
       sampled: a rollout with at least as many rows as problems, on the host or the device; later rows are ignored.
     """
-    tokens, starts, stops, ends = (
-        np.asarray(array) for array in (sampled.tokens, sampled.prompt_lengths, sampled.lengths, sampled.ends)
-    )
+    tokens, starts, stops, ends = to_host((sampled.tokens, sampled.prompt_lengths, sampled.lengths, sampled.ends))
     rows = []
     for index, problem in enumerate(problems):
         ids = tokens[index, starts[index] : stops[index]].tolist()
@@ -50,7 +49,8 @@ def judge(
                 end="eos" if ends[index] == END_EOS else "length",
             )
         )
-    return reward.score(rows), rows
+    # Every host has judged the same rows, but a reward's time limit can pass on one and not on another.
+    return from_first(reward.score(rows)), rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
-"""The device mesh and the table that maps logical axis names onto it."""
+"""The processes of a run, the device mesh, and the table that maps logical axis names onto it."""
 
+from grpo_jax.parallel.hosts import from_first, gathered, is_first, place, start_hosts, to_host, together
 from grpo_jax.parallel.mesh import AXES, MeshShape, ensure_devices, make_mesh
 from grpo_jax.parallel.sharding import (
     LOGICAL_TO_MESH,
@@ -18,11 +19,18 @@ __all__ = [
     "MeshShape",
     "constrain",
     "ensure_devices",
+    "from_first",
+    "gathered",
+    "is_first",
     "make_mesh",
     "named_sharding",
     "partition_spec",
+    "place",
     "replicated",
     "row_sharding",
     "shard_tree",
+    "start_hosts",
+    "to_host",
+    "together",
     "tree_shardings",
 ]

@@ -114,26 +114,47 @@ def _parse_size(text: str, axis: str, size: str) -> int:
     return int(size)
 
 
-def ensure_devices(shape: MeshShape) -> str | None:
-    """Makes sure that the machine has `shape.size` devices; on a CPU host it makes the missing ones virtual.
+def ensure_devices(shape: MeshShape, hosts: int = 1) -> str | None:
+    """Makes sure that there are `shape.size` devices; a CPU host makes the missing ones of its share virtual.
 
-    Call it before anything asks jax for a device: the number of virtual CPU devices is fixed when the backend starts.
+    Call it before anything asks jax for a device, and after `start_hosts`: the number of virtual CPU devices is fixed
+    when the backend starts.
+
+    Args:
+        shape: the mesh.
+        hosts: processes of the run; each has equally many of the mesh's devices.
 
     Returns:
         One line that says how many virtual devices were made, or None where nothing had to be done.
 
     Raises:
-        ValueError: an accelerator host has another number of devices than the mesh, or the CPU backend is already
-            running with too few.
+        ValueError: there are other than `hosts` processes, the mesh cannot be shared out evenly, the accelerators are
+            more or fewer than the mesh's devices, or the CPU backend is already running with too few.
     """
+    if shape.size % hosts:
+        raise ValueError(
+            f"mesh {shape} covers {shape.size} devices, but {hosts} hosts cannot take equally many of them: choose axis "
+            f"sizes whose product is divisible by {hosts}."
+        )
+    share = shape.size // hosts
     configured = jax.config.jax_num_cpu_devices  # -1 where nobody has set it
-    if configured < shape.size and shape.size > 1:
+    if configured < share and shape.size > 1:
         # Whether this is a CPU host is known only once the backends run, and then it is too late to add devices, so
         # they are asked for first. An accelerator host ignores them.
         with contextlib.suppress(RuntimeError):  # raised where the backends already run
-            jax.config.update("jax_num_cpu_devices", shape.size)
+            jax.config.update("jax_num_cpu_devices", share)
     devices = jax.devices()
     platform, count = devices[0].platform, len(devices)
+    if hosts > 1 and jax.process_count() != hosts:
+        raise ValueError(
+            f"hosts is {hosts}, but {jax.process_count()} processes found each other: set hosts to the number of "
+            "processes that are started, or start the command on as many hosts."
+        )
+    if hosts > 1 and count != shape.size:
+        raise ValueError(
+            f"mesh {shape} covers {shape.size} devices, but the {hosts} hosts have {count} {platform} devices together: "
+            f"choose axis sizes whose product is {count}."
+        )
     if platform == "cpu":
         if count < shape.size:
             raise ValueError(
@@ -141,7 +162,7 @@ def ensure_devices(shape: MeshShape) -> str | None:
                 f"ensure_devices before the first jax computation, or set JAX_NUM_CPU_DEVICES={shape.size}."
             )
         made = jax.config.jax_num_cpu_devices != configured
-        return f"mesh {shape}: this CPU host's {shape.size} devices are virtual." if made else None
+        return f"mesh {shape}: this CPU host's {share} devices are virtual." if made else None
     if count != shape.size:
         raise ValueError(
             f"mesh {shape} covers {shape.size} devices, but this machine has {count} {platform} devices: choose axis "

@@ -3,6 +3,7 @@
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from grpo_jax.parallel.hosts import place
 from grpo_jax.types import Array, AxesTree
 
 LogicalAxes = tuple[str | None, ...]
@@ -82,4 +83,4 @@ def tree_shardings(mesh: Mesh, axes_tree: AxesTree) -> dict:
 
 def shard_tree[T](tree: T, mesh: Mesh, axes_tree: AxesTree) -> T:
     """Places a tree of arrays on `mesh`; `axes_tree` holds, in the same shape, each array's logical axis names."""
-    return jax.device_put(tree, tree_shardings(mesh, axes_tree))
+    return jax.tree.map(place, tree, tree_shardings(mesh, axes_tree))

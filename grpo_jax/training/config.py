@@ -261,7 +261,8 @@ class RunConfig:
     Attributes:
         seed: The seed of parameters, problems and draws.
         mesh: The device mesh: `8x8` is fsdp × tensor, `data=2,fsdp=8,tensor=4` names the axes, `1` is one device.
-        run_dir: The directory that everything is written to.
+        hosts: Processes that run this program together, one per host; the same command is started on each.
+        run_dir: The directory that everything is written to; all hosts see it.
         model: The architecture of a model trained from random parameters; null when `pretrained` is given.
         pretrained: The model to start from; null when `model` is given.
         data: Problems, tokens and curriculum.
@@ -277,6 +278,7 @@ class RunConfig:
 
     seed: int = 0
     mesh: str = "1"
+    hosts: int = 1
     run_dir: str = "runs/arithmetic"
     model: ModelConfig | None = None
     pretrained: PretrainedConfig | None = None
@@ -292,6 +294,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _require(0 <= self.seed < 2**30, "seed", self.seed, "in [0, 2**30)")
+        _require(self.hosts >= 1, "hosts", self.hosts, "at least 1")
         _require(bool(self.run_dir.strip()), "run_dir", self.run_dir, "a directory's path")
         _require(self.logit_chunk >= 1, "logit_chunk", self.logit_chunk, "at least 1")
         MeshShape.parse(self.mesh)  # raises where the text is none

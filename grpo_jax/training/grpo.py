@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
@@ -14,6 +13,7 @@ from grpo_jax.data import CurriculumState, Problem, pad_rows, sample_problems
 from grpo_jax.evaluation import judge
 from grpo_jax.generation import END_EOS, Rollout, rollout, row_keys
 from grpo_jax.objectives import Advantages, group_advantages, row_weights
+from grpo_jax.parallel import to_host
 from grpo_jax.rewards import RewardInput, RewardResult
 from grpo_jax.training.experiment import Experiment
 from grpo_jax.training.phase_clock import PhaseClock
@@ -72,7 +72,7 @@ def grpo_iteration(
         results.append(sampled)
     with clock("reward"):
         by_row = [problem for problem in problems for _ in range(config.grpo.group_size)]
-        on_host = jax.device_get(sampled)
+        on_host = to_host(sampled)
         rewards, rows = judge(experiment.reward, experiment.template, by_row, on_host)
         advantages = group_advantages(rewards.total, config.grpo.group_size, config.grpo.advantage)
     with clock("score") as results:

@@ -6,6 +6,8 @@ import signal
 import threading
 import types
 
+from grpo_jax.parallel import gathered
+
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -21,6 +23,10 @@ class Interruption:
     def __init__(self) -> None:
         self.requested: signal.Signals | None = None
         self._before: dict[int, object] = {}
+
+    def agreed(self) -> signal.Signals | None:
+        """The signal that asked any process of the run to stop, or None; every process asks at the same point."""
+        return next((asked for asked in gathered(self.requested) if asked), None)
 
     def _ask(self, number: int, frame: types.FrameType | None) -> None:
         self.requested = signal.Signals(number)

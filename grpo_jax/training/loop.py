@@ -7,6 +7,8 @@ A run killed at any moment goes on from its last checkpoint and ends with the pa
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 from typing import Any, Literal
 
 import jax
@@ -14,14 +16,14 @@ import jax
 from grpo_jax.checkpoint import RunCheckpoints
 from grpo_jax.data import JsonlTask, advance, fingerprint
 from grpo_jax.evaluation.scores import Scores, from_record, to_metrics
-from grpo_jax.parallel import ensure_devices
+from grpo_jax.parallel import ensure_devices, gathered, is_first, start_hosts, together
 from grpo_jax.training.compile_clock import CompileClock
 from grpo_jax.training.config import RunConfig
 from grpo_jax.training.experiment import Experiment, build_experiment
 from grpo_jax.training.grpo import grpo_iteration, read_samples
 from grpo_jax.training.interruption import Interruption
 from grpo_jax.training.memory import memory_metrics
-from grpo_jax.training.metrics_log import MetricsLog
+from grpo_jax.training.metrics_log import open_log
 from grpo_jax.training.phase_clock import PhaseClock
 from grpo_jax.training.plots import write_plots
 from grpo_jax.training.position import Position, TrainingPhase
@@ -55,13 +57,16 @@ def train(config: RunConfig, *, resume: bool = False) -> Summary:
     """
     check(config)
     try:
-        note = ensure_devices(config.mesh_shape)
-        experiment = build_experiment(config)
+        start_hosts(config.hosts)
+        note = ensure_devices(config.mesh_shape, config.hosts)
+        with together():
+            experiment = build_experiment(config if is_first() else _silent(config))
     except (ValueError, FileNotFoundError) as error:
         raise ConfigError(str(error)) from error
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(open_run(config, resume=resume))
-        progress = stack.enter_context(Progress())
+        shown_on = None if is_first() else stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+        progress = stack.enter_context(Progress(shown_on))
         interruption = stack.enter_context(Interruption())
         compiles = stack.enter_context(CompileClock())
         checkpoints = stack.enter_context(RunCheckpoints(directory.checkpoints, keep=config.checkpoint.keep))
@@ -75,11 +80,19 @@ def train(config: RunConfig, *, resume: bool = False) -> Summary:
         try:
             run.go_on()
         except Interrupted:
-            run.report("interrupted")
+            with together():
+                run.report("interrupted")
             raise
-        summary = run.report("finished")
+        with together():
+            summary = run.report("finished")
         progress.results(summary.after_sft, summary.after_grpo)
         return summary
+
+
+def _silent(config: RunConfig) -> RunConfig:
+    """The run as a process goes through it that writes nothing for people."""
+    nothing = dataclasses.replace(config.logging, samples_every=0, tensorboard=False, plots=False)
+    return dataclasses.replace(config, logging=nothing)
 
 
 class _Run:
@@ -102,8 +115,13 @@ class _Run:
             "tokenizer": self.policy.tokenizer.fingerprint(),
             "data": fingerprint(experiment.task),
         }
+        if any(others != self.fingerprints for others in gathered(self.fingerprints)):
+            raise ConfigError(
+                "data: the tokenizer and the list of problems must be the same on every host, but a file of theirs is "
+                "another one somewhere. Copy the files of one host to the others"
+            )
         self._restore()
-        self.log = MetricsLog(
+        self.log = open_log(
             directory.metrics,
             tensorboard=directory.tensorboard if self.config.logging.tensorboard else None,
             keep_through=self.total_step if checkpoints.latest_step() is not None else None,
@@ -121,7 +139,8 @@ class _Run:
         """Writes the summary and the plots of what has happened so far."""
         parameters = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
         summary = summarize(self.config, self.log.records(), status=status, parameters=parameters)
-        summary.write(self.directory.summary)
+        if is_first():
+            summary.write(self.directory.summary)
         if self.config.logging.plots:
             write_plots(self.directory.plots, self.log.records())
         return summary
@@ -178,7 +197,8 @@ class _Run:
                 )
         restored = self.checkpoints.restore(self.policy.abstract_arrays(position)).state
         self.state, self.reference, self.position = restored["train"], restored.get("reference"), position
-        remove_samples_after(self.directory.samples, position.step if position.phase == "grpo" else 0)
+        if is_first():
+            remove_samples_after(self.directory.samples, position.step if position.phase == "grpo" else 0)
         if position.phase == "grpo" and position.step > self.config.grpo.steps:
             raise ConfigError(
                 f"grpo.steps is {self.config.grpo.steps}, but the run to resume has done {position.step} already. Set it to "
@@ -211,7 +231,7 @@ class _Run:
         """Saves when it is time to; stops when a signal asked for it."""
         every = self.config.checkpoint.every
         due = every > 0 and self.total_step % every == 0
-        stop = self.interruption.requested
+        stop = self.interruption.agreed()
         if due or stop:
             self._save()
         if stop:

@@ -6,14 +6,16 @@ system at once, so a killed process loses at most the line that it was writing; 
 again.
 """
 
+import io
 import json
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from grpo_jax.checkpoint.atomic import atomic_write
+from grpo_jax.parallel import from_first, is_first, together
 
 Phase = Literal["sft", "sft_evaluation", "grpo", "evaluation"]
 Record = dict[str, Any]
@@ -84,6 +86,30 @@ class MetricsLog:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: types.TracebackType | None
     ) -> None:
         self.close()
+
+
+class SilentLog(MetricsLog):
+    """The log of a process that writes none: it holds its records in memory."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        """Begins with the records of the log that another process writes."""
+        self._records = list(records)
+        self._file = io.StringIO()
+        self._events = None
+
+
+def open_log(path: Path, *, tensorboard: Path | None = None, keep_through: int | None = None) -> MetricsLog:
+    """The log of this process: `MetricsLog` for the first, which alone writes, with the same records for the others.
+
+    Every process reads in it what was tested before an interruption, and all must find the same. The arguments and
+    errors are those of `MetricsLog`.
+    """
+    log: MetricsLog = SilentLog([])
+    with together():
+        if is_first():
+            log = MetricsLog(path, tensorboard=tensorboard, keep_through=keep_through)
+    records = from_first(log.records())
+    return log if is_first() else SilentLog(records)
 
 
 def read_records(path: Path) -> list[Record]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool
 
-from grpo_jax.parallel import row_sharding
+from grpo_jax.parallel import place, row_sharding
 
 
 def place_rows(array: np.ndarray, mesh: Mesh | None) -> Array:
     """An array of a batch on the device, or on the mesh with its rows split over the mesh's row axes."""
-    return jax.device_put(array, None if mesh is None else row_sharding(mesh))
+    return place(array, None if mesh is None else row_sharding(mesh))
 
 
 def live_first(live: Bool[np.ndarray, " B"], microbatches: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grpo_jax.checkpoint.atomic import atomic_write
+from grpo_jax.parallel import is_first, together
 from grpo_jax.training import configfile, schema
 from grpo_jax.training.config import RunConfig
 from grpo_jax.training.schema import ConfigError
@@ -23,6 +24,7 @@ MAY_CHANGE = (
     "evaluation.rows",
     "grpo.microbatches",
     "grpo.steps",
+    "hosts",
     "logging",
     "logit_chunk",
     "mesh",
@@ -86,7 +88,8 @@ def open_run(config: RunConfig, *, resume: bool) -> Iterator[RunDirectory]:
     """Makes or reopens `config.run_dir`, holds its lock, and saves the configuration in it.
 
     A run that begins clears what an earlier one without a checkpoint has left. A run that goes on needs a saved
-    configuration, not a checkpoint: one stopped before its first checkpoint begins again.
+    configuration, not a checkpoint: one stopped before its first checkpoint begins again. Of several processes the first
+    does all this, and the others see to it that they have the same directory and the same configuration.
 
     Args:
         config: the run.
@@ -94,10 +97,35 @@ def open_run(config: RunConfig, *, resume: bool) -> Iterator[RunDirectory]:
 
     Raises:
         ConfigError: the directory holds a run with checkpoints and `resume` is False; it holds something else than a
-            run; it holds none and `resume` is True; `config` does not continue it; another process writes to it; or it
-            cannot be written to.
+            run; it holds none and `resume` is True; `config` does not continue it; another process writes to it; it
+            cannot be written to; or another host does not see it.
     """
     directory = RunDirectory(path=Path(config.run_dir))
+    with contextlib.ExitStack() as stack:
+        with together():
+            if is_first():
+                stack.enter_context(_written(directory, config, resume))
+        with together():
+            if not is_first():
+                _check_shared(directory, config)
+        yield directory
+
+
+def _check_shared(directory: RunDirectory, config: RunConfig) -> None:
+    try:
+        shared = directory.config.read_text(encoding="utf-8") == configfile.dumped(config)
+    except OSError:
+        shared = False
+    if not shared:
+        raise ConfigError(
+            f"run_dir is {config.run_dir!r}, but a host finds another config.yaml there than the one of its own command. "
+            "Start the same command on every host, with a --run_dir on a file system that all hosts share"
+        )
+
+
+@contextlib.contextmanager
+def _written(directory: RunDirectory, config: RunConfig, resume: bool) -> Iterator[None]:
+    """Holds the lock of the directory, whose config.yaml is written."""
     if resume and not directory.path.is_dir():
         raise ConfigError(
             f"run_dir is {config.run_dir!r}, but there is no run to resume. Leave --resume out to begin one, or name "
@@ -121,7 +149,7 @@ def open_run(config: RunConfig, *, resume: bool) -> Iterator[RunDirectory]:
                 f"run_dir is {config.run_dir!r}, but {error.filename} cannot be written to ({error.strerror}). Choose "
                 "another with --run_dir"
             ) from error
-        yield directory
+        yield
 
 
 def check_continues(saved: RunConfig, config: RunConfig) -> None:

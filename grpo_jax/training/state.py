@@ -14,7 +14,7 @@ from jaxtyping import Array, Int
 
 from grpo_jax.model import ModelConfig, abstract_params, check_divisible, param_axes
 from grpo_jax.objectives import GRPOConfig
-from grpo_jax.parallel import MeshShape, replicated, shard_tree, tree_shardings
+from grpo_jax.parallel import MeshShape, place, replicated, shard_tree, tree_shardings
 from grpo_jax.training.optimizer import OptimizerConfig, make_optimizer
 from grpo_jax.types import Params
 
@@ -62,7 +62,7 @@ class TrainState:
         if config.mesh is None:
             return _create(params, config)
         params = place_params(params, config.model, config.mesh)
-        return jax.device_put(_create(params, config), state_shardings(abstract_state(config)))
+        return jax.tree.map(place, _create(params, config), state_shardings(abstract_state(config)))
 
 
 def _create(params: Params, config: StepConfig) -> TrainState:
