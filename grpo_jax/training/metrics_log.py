@@ -12,7 +12,7 @@ import math
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TextIO
 
 from grpo_jax.checkpoint.atomic import atomic_write
 from grpo_jax.parallel import from_first, is_first, together
@@ -46,7 +46,7 @@ class MetricsLog:
         if keep_through is not None:
             self._records = [record for record in self._records if record["total_step"] <= keep_through]
         atomic_write(path, "".join(map(_line, self._records)))
-        self._file = path.open("a", encoding="utf-8")
+        self._file: TextIO = path.open("a", encoding="utf-8")
         self._events = None if tensorboard is None else _event_writer(tensorboard, keep_through)
 
     def write(self, phase: Phase, step: int, total_step: int, metrics: Mapping[str, float | Scalar | None]) -> Record:

@@ -1,10 +1,11 @@
-"""One run of two processes: it ends as a run of one process does, stops when either is asked to, and is refused in one line."""
+"""One run of two processes: it ends as a run of one does, stops when either is asked to, and is refused in one line."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,7 +19,17 @@ import numpy as np
 import pytest
 
 from grpo_jax.checkpoint import RunCheckpoints
-from grpo_jax.parallel import MeshShape, ensure_devices, from_first, gathered, is_first, place, start_hosts, to_host, together
+from grpo_jax.parallel import (
+    MeshShape,
+    ensure_devices,
+    from_first,
+    gathered,
+    is_first,
+    place,
+    start_hosts,
+    to_host,
+    together,
+)
 from grpo_jax.training import configfile
 from grpo_jax.training.loop import train
 from grpo_jax.training.policy import build_policy
@@ -28,20 +39,26 @@ from grpo_jax.training.run_directory import open_run
 ROOT = Path(__file__).parents[2]
 
 # Rows and parameters are split over all eight devices, four of which belong to each process. Short completions keep the
-# exchanges between the processes few, and an end by oneself is what an untrained model is rewarded for now and then.
+# exchanges between the processes few.
 TINY = """
 mesh: data=2,fsdp=4
 model: {vocab_size: 32, num_layers: 1, embed_dim: 16, mlp_dim: 16,
         mla: {num_heads: 2, kv_rank: 8, nope_dim: 4, rope_dim: 4, value_dim: 4}}
-data: {task: jsonl, path: PATH, max_prompt_tokens: 8, tokenizer: {alphabet: "0123456789+"}}
-sft: {steps: 3, rows: 16}
-grpo: {steps: 3, prompts: 4, group_size: 4, microbatches: 2, optimizer: {learning_rate: 1.0e-2}}
+data: {task: jsonl, path: PATH, options: {solution: solution}, max_prompt_tokens: 8,
+       tokenizer: {alphabet: "0123456789+"}}
+sft: {steps: 2, rows: 16}
+grpo: {steps: 2, prompts: 4, group_size: 4, microbatches: 2, optimizer: {learning_rate: 1.0e-2}}
 rollout: {max_completion_tokens: 8}
-rewards: {termination_weight: 1.0}
-evaluation: {problems: 4, samples: 2, rows: 8, every: 2}
+rewards: {accuracy: 'test_hosts:parity'}
+evaluation: {problems: 4, samples: 2, rows: 8}
 checkpoint: {every: 2, keep: 2}
 logging: {samples_every: 2, samples_groups: 2, tensorboard: true, plots: false}
 """
+
+
+def parity(row) -> float:
+    """A reward that an untrained policy gets about every other time."""
+    return float(sum(row.ids) % 2)
 
 
 def config_file(folder: Path) -> Path:
@@ -79,7 +96,7 @@ def environment(number: int, address: str, cache: Path) -> dict[str, str]:
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}",
     }
 
 
@@ -143,7 +160,7 @@ def test_two_hosts_end_as_one(alone, cache: Path, tmp_path: Path) -> None:
     with two_hosts(cache, "--config", str(source), "--hosts", "2", "--run_dir", str(run_dir)) as processes:
         (first, shown), (second, silent) = ends(processes)
     assert (first, second) == (0, 0), (shown, silent)
-    assert "grpo 3/3" in shown and not silent
+    assert "grpo 2/2" in shown and not silent
     assert_same_arrays(final_arrays(load(tmp_path, source)), arrays)
 
     def steps(of: list[dict]) -> list[tuple]:
@@ -151,13 +168,14 @@ def test_two_hosts_end_as_one(alone, cache: Path, tmp_path: Path) -> None:
 
     found = records(run_dir)
     assert steps(found) == steps(log)
-    for name in ("loss", "reward", "grad_norm", "completion_tokens", "heldout/sampled_accuracy"):
-        for mine, other in zip(found, log, strict=True):
-            assert mine.get(name) == pytest.approx(other.get(name), abs=1e-4), (name, mine["phase"], mine["step"])
+    timed = re.compile(r"seconds|tokens_per_second|peak_memory")
+    for mine, other in zip(found, log, strict=True):
+        for name in (name for name in other if not timed.search(name)):
+            assert mine[name] == pytest.approx(other[name], abs=1e-4), (name, mine["phase"], mine["step"])
     assert any(record["phase"] == "grpo" and record["grad_norm"] > 1e-3 for record in log), "nothing was learnt"
     assert json.loads((run_dir / "summary.json").read_text())["status"] == "finished"
     assert len(list((run_dir / "tensorboard").iterdir())) == 1
-    assert [path.name for path in (run_dir / "samples").iterdir()] == ["step_000001.md", "step_000002.md"]
+    assert sorted(path.name for path in (run_dir / "samples").iterdir()) == ["step_000001.md", "step_000002.md"]
 
 
 @pytest.mark.slow
@@ -200,7 +218,7 @@ def test_hosts_that_do_not_come_are_one_line(tmp_path: Path) -> None:
     program = "from grpo_jax.parallel import start_hosts\nstart_hosts(2, timeout=3)"
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env=environment(0, "127.0.0.1:1", tmp_path) | {"JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:0"},
+        env=environment(1, "127.0.0.1:1", tmp_path),
         capture_output=True,
         text=True,
         timeout=1200,
