@@ -87,7 +87,7 @@ def records(run_dir: Path) -> list[dict]:
 
 def environment(number: int, address: str, cache: Path) -> dict[str, str]:
     """Of one of two processes on this machine, which knows no cluster and no devices but those of its command."""
-    own = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    own = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
     return own | {
         "JAX_PLATFORMS": "cpu",
         "JAX_COORDINATOR_ADDRESS": address,
