@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+import pytest
 
 # Through jax.config rather than the environment: programs that a test starts choose their own number of devices.
 jax.config.update("jax_num_cpu_devices", 8)
@@ -12,3 +13,9 @@ jax.config.update("jax_num_cpu_devices", 8)
 # Tests, and the programs that they start, compile far more than they compute. Without LLVM's optimizations, which change
 # how fast a program is and not what XLA makes of it, they take a third less time.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, so that no process is left alone with one at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
