@@ -17,16 +17,20 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 COMMANDS = [line.strip().split("#")[0].strip() for line in re.findall(r"^ {4}(?:make|python|grpo) .*$", README, re.M)]
 
-# Only how much is done is made smaller; what the command says stays.
+# Only how much is done, and compiled, is made smaller; what the command says stays.
 FEWER = ["--sft.steps", "2", "--sft.optimizer.warmup_steps", "0", "--grpo.steps", "1", "--evaluation.problems", "1"]
-FEWER += ["--evaluation.samples", "1", "--evaluation.every", "0"]
+FEWER += ["--evaluation.samples", "1", "--evaluation.every", "0", "--model.scan_unroll", "1"]
 
 
-def run(arguments: list[str], cwd: Path = ROOT) -> str:
+def run(arguments: list[str], *, cache: Path | None = None) -> str:
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    if cache is not None:
+        # Commands that go on with one run compile the same programs.
+        environment |= {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     result = subprocess.run(
         arguments,
-        cwd=cwd,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        cwd=ROOT,
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -58,18 +62,20 @@ def test_make_train_and_make_test_run_the_main_job_and_the_tests() -> None:
 def test_train_resume_and_export(tmp_path: Path) -> None:
     run_dir, exported = tmp_path / "run", tmp_path / "exported"
     (train,) = matching(r"arithmetic\.yaml")
-    run([sys.executable, *train[1:], *FEWER, "--run_dir", str(run_dir)])
+    cache = tmp_path / "cache"
+    run([sys.executable, *train[1:], *FEWER, "--run_dir", str(run_dir)], cache=cache)
     saved = (run_dir / "config.yaml").read_text()
     assert "kl_coef: 0.02" in saved
 
     (resume,) = matching("--resume")
     assert "runs/arithmetic" in resume
-    output = run([sys.executable, *[str(run_dir) if word == "runs/arithmetic" else word for word in resume[1:]]])
+    words = [str(run_dir) if word == "runs/arithmetic" else word for word in resume[1:]]
+    output = run([sys.executable, *words], cache=cache)
     assert "right, sampled" in output
 
     (export,) = matching("^grpo export")
-    words = {"runs/arithmetic": str(run_dir), "exported/arithmetic": str(exported)}
-    run([sys.executable, "-m", "grpo_jax.cli.main", *[words.get(word, word) for word in export[1:]]])
+    places = {"runs/arithmetic": str(run_dir), "exported/arithmetic": str(exported)}
+    run([sys.executable, "-m", "grpo_jax.cli.main", *[places.get(word, word) for word in export[1:]]], cache=cache)
     assert (exported / "model.json").exists()
 
 
