@@ -24,10 +24,11 @@ if ! [ -x "$venv/bin/python" ]; then
     "$python" -m venv "$venv"
 fi
 
-# uv installs from its cache in seconds; pip is the fallback where uv cannot reach the index.
+# uv installs from its cache in seconds; pip is the fallback where uv cannot reach the index. Both compile bytecode, once:
+# where PYTHONDONTWRITEBYTECODE is set, every start of Python would otherwise compile jax anew.
 pip_install() { "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps "$@"; }
 install() {
-    if [ -x "$venv/bin/uv" ] && "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps "$@"; then
+    if [ -x "$venv/bin/uv" ] && "$venv/bin/uv" pip install --quiet --compile-bytecode --python "$venv/bin/python" --no-deps "$@"; then
         return
     fi
     pip_install "$@"
