@@ -17,8 +17,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from finished_runs import final_arrays, records
 
-from grpo_jax.checkpoint import RunCheckpoints
 from grpo_jax.parallel import (
     MeshShape,
     ensure_devices,
@@ -32,8 +32,6 @@ from grpo_jax.parallel import (
 )
 from grpo_jax.training import configfile
 from grpo_jax.training.loop import train
-from grpo_jax.training.policy import build_policy
-from grpo_jax.training.position import Position
 from grpo_jax.training.run_directory import open_run
 
 ROOT = Path(__file__).parents[2]
@@ -71,18 +69,6 @@ def config_file(folder: Path) -> Path:
 
 def load(folder: Path, source: Path, *options: tuple[str, str]):
     return configfile.load(source, [("run_dir", str(folder / "run")), *options])
-
-
-def final_arrays(config) -> dict[str, np.ndarray]:
-    with RunCheckpoints(Path(config.run_dir) / "checkpoints", read_only=True) as checkpoints:
-        position = Position.from_json(checkpoints.read_host())
-        restored = checkpoints.restore(build_policy(config).abstract_arrays(position))
-    leaves = jax.tree_util.tree_leaves_with_path(restored.state)
-    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
-
-
-def records(run_dir: Path) -> list[dict]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 def environment(number: int, address: str, cache: Path) -> dict[str, str]:

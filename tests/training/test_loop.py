@@ -11,15 +11,13 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
+from finished_runs import final_arrays, records
 
 from grpo_jax.checkpoint import RunCheckpoints
 from grpo_jax.training import configfile
 from grpo_jax.training.loop import train
-from grpo_jax.training.policy import build_policy
-from grpo_jax.training.position import Position
 from grpo_jax.training.schema import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -46,18 +44,6 @@ def config_file(folder: Path, extra: str = "") -> Path:
 def load(folder: Path, *options: str, extra: str = ""):
     pairs = [tuple(option.split("=", 1)) for option in options]
     return configfile.load(config_file(folder, extra), [*pairs, ("run_dir", str(folder / "run"))])
-
-
-def final_arrays(config) -> dict[str, np.ndarray]:
-    with RunCheckpoints(Path(config.run_dir) / "checkpoints", read_only=True) as checkpoints:
-        position = Position.from_json(checkpoints.read_host())
-        restored = checkpoints.restore(build_policy(config).abstract_arrays(position))
-    leaves = jax.tree_util.tree_leaves_with_path(restored.state)
-    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
-
-
-def records(run_dir: Path) -> list[dict]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
