@@ -38,9 +38,9 @@ def test_think_then_answer_once_each_and_nothing_outside(text, score):
 
 
 def test_the_tags_are_the_callers_choice():
-    reward = format_reward(("plan", "work", "result"), filled=("plan", "result"))
-    assert reward(row("<plan>p</plan><work></work><result>r</result>")) == 1
-    assert reward(row("<plan></plan><work>w</work><result>r</result>")) == 0
+    reward = format_reward(("plan", "draft", "result"), filled=("plan", "result"))
+    assert reward(row("<plan>p</plan><draft></draft><result>r</result>")) == 1
+    assert reward(row("<plan></plan><draft>d</draft><result>r</result>")) == 0
     assert REWARDS["answer_only"](row("<answer>2</answer>")) == 1
 
 
