@@ -71,7 +71,7 @@ def test_train_resume_and_export(tmp_path: Path) -> None:
     assert "runs/arithmetic" in resume
     words = [str(run_dir) if word == "runs/arithmetic" else word for word in resume[1:]]
     output = run([sys.executable, *words], cache=cache)
-    assert "right, sampled" in output
+    assert "right, sampled" in output and f"grpo export {run_dir}" in output
 
     (export,) = matching("^grpo export")
     places = {"runs/arithmetic": str(run_dir), "exported/arithmetic": str(exported)}

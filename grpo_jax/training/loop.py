@@ -86,6 +86,10 @@ def train(config: RunConfig, *, resume: bool = False) -> Summary:
         with together():
             summary = run.report("finished")
         progress.results(summary.after_sft, summary.after_grpo)
+        progress.note(
+            f"{config.run_dir} holds the summary, plots and samples; `grpo export {config.run_dir} --output DIR` writes the "
+            "parameters alone"
+        )
         return summary
 
 
