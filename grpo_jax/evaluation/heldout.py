@@ -7,7 +7,7 @@ at every test of every run of a task.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jax.sharding import Mesh
@@ -26,7 +26,12 @@ _FIRST_STEP = 1 << 30
 
 
 def judge(
-    reward: CompositeReward, template: PromptTemplate, problems: Sequence[Problem], sampled: Rollout
+    reward: CompositeReward,
+    template: PromptTemplate,
+    problems: Sequence[Problem],
+    sampled: Rollout,
+    *,
+    weights: Mapping[str, float] | None = None,
 ) -> tuple[RewardResult, list[RewardInput]]:
     """Decodes the completions of a rollout and scores them.
 
@@ -35,6 +40,10 @@ def judge(
       template: whose tokenizer decodes.
       problems: one for each row.
       sampled: a rollout with at least as many rows as problems, on the host or the device; later rows are ignored.
+      weights: weights of reward components, by name, in the place of the configured ones.
+
+    Raises:
+      ValueError: `weights` names no component of the reward, or has a weight that is not a finite number.
     """
     tokens, starts, stops, ends = to_host((sampled.tokens, sampled.prompt_lengths, sampled.lengths, sampled.ends))
     rows = []
@@ -50,7 +59,7 @@ def judge(
             )
         )
     # Every host has judged the same rows, but a reward's time limit can pass on one and not on another.
-    return from_first(reward.score(rows)), rows
+    return from_first(reward.score(rows, weights)), rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

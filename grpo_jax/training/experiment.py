@@ -68,7 +68,11 @@ def build_experiment(config: RunConfig) -> Experiment:
     stage_weights(config.data.curriculum, initial_state(task.stages))  # raises where it weighs a stage that is not there
     _check_widths(config, template, task)
     return Experiment(
-        config=config, policy=policy, template=template, task=task, reward=CompositeReward(config.rewards)
+        config=config,
+        policy=policy,
+        template=template,
+        task=task,
+        reward=CompositeReward(config.rewards, config.rollout.max_completion_tokens),
     )
 
 

@@ -7,7 +7,17 @@ import time
 import numpy as np
 import pytest
 
-from grpo_jax.rewards import REWARDS, CompositeReward, RewardConfig, RewardInput, accuracy_reward, resolve_reward
+from grpo_jax.rewards import (
+    REWARDS,
+    CompositeReward,
+    CosineLengthConfig,
+    OverlongConfig,
+    RepetitionConfig,
+    RewardConfig,
+    RewardInput,
+    accuracy_reward,
+    resolve_reward,
+)
 
 MODULE = """
 import math
@@ -25,6 +35,9 @@ def fails_on_odd(row):
     if len(row.ids) % 2:
         raise ZeroDivisionError("odd")
     return 1.0
+
+def half_right(row):
+    return 0.5
 
 def infinite(row):
     return math.inf
@@ -149,6 +162,164 @@ def test_an_empty_batch_has_no_metrics_that_pretend():
 def test_a_task_of_expressions_can_use_another_equality():
     reward = accuracy_reward(lambda text: text, lambda answer, reference: answer.lower() == reference.lower())
     assert reward(row("EAST", reference="east")) == 1.0
+
+
+SHAPING = RewardConfig(
+    overlong=OverlongConfig(buffer=4, factor=0.5),
+    repetition=RepetitionConfig(ngram=2, penalty=0.1),
+    length=CosineLengthConfig(),
+)
+
+
+def test_shaping_is_present_only_where_its_section_is_given():
+    assert list(CompositeReward().weights) == ["accuracy", "format", "termination"]
+    assert CompositeReward(RewardConfig(), 8).score([row()]).components.keys() == CompositeReward().weights.keys()
+    for section, component in (("overlong", "overlong"), ("repetition", "repetition_penalty"), ("length", "length")):
+        reward = CompositeReward(RewardConfig(**{section: getattr(SHAPING, section)}), 8)
+        assert set(reward.weights) == {"accuracy", "format", "termination", component}
+        assert set(reward.score([row()]).components) == set(reward.weights)
+
+
+def test_shaping_enters_the_total_and_length_takes_the_place_of_accuracy():
+    result = CompositeReward(SHAPING, max_completion_tokens=8).score(
+        [
+            row(ids=(1, 2, 3, 4)),  # right, half of the limit
+            row("<think>x</think><answer>3</answer>", ids=(1, 2, 3, 4, 5, 6)),  # wrong, half of the buffer
+            row(ids=(1,) * 8, end="length"),  # cut off at the limit, 7 bigrams of which 6 repeat
+        ]
+    )
+    np.testing.assert_array_equal(result.accuracy, [1, 0, 1])
+    np.testing.assert_allclose(result.components["overlong"], [0, -0.25, -0.5])
+    np.testing.assert_allclose(result.components["repetition_penalty"], [0, 0, -0.1 * 6 / 7], rtol=1e-6)
+    wrong = -10 * (1 + math.cos(math.pi * 0.75)) / 2
+    np.testing.assert_allclose(result.components["length"], [1.5, wrong, -10], rtol=1e-6)
+    expected = [1.5 + 0.4, wrong + 0.4 - 0.25, -10 + 0.2 - 0.5 - 0.1 * 6 / 7]
+    np.testing.assert_allclose(result.total, expected, rtol=1e-6)
+    assert result.weights == {
+        "accuracy": 0.0,
+        "format": 0.2,
+        "termination": 0.2,
+        "overlong": 1.0,
+        "repetition_penalty": 1.0,
+        "length": 1.0,
+    }
+
+
+def test_without_the_length_section_accuracy_keeps_its_weight():
+    result = CompositeReward(RewardConfig(overlong=SHAPING.overlong), 8).score([row(ids=(1,) * 6)])
+    assert result.weights["accuracy"] == 1.0
+    np.testing.assert_allclose(result.total, [1.4 - 0.25], rtol=1e-6)
+
+
+def test_where_accuracy_is_missing_so_is_the_length_reward():
+    config = RewardConfig(accuracy="rewards_of_a_user:only_sums", length=CosineLengthConfig())
+    result = CompositeReward(config, 4).score([row(ids=(1, 2)), row(prompt="2*1", ids=(1, 2))])
+    np.testing.assert_array_equal(result.components["length"], [1.5, np.nan])
+    np.testing.assert_allclose(result.total, [1.9, 0.4], rtol=1e-6)
+    assert (result.missing["length"], result.failed["length"]) == (1, 0)
+
+
+def test_where_accuracy_failed_so_has_the_length_reward():
+    config = RewardConfig(accuracy="rewards_of_a_user:fails_on_odd", length=CosineLengthConfig())
+    result = CompositeReward(config, 4).score([row(ids=(1, 2)), row(ids=(1,)), row(ids=(1, 2, 3))])
+    assert np.isnan(result.components["length"]).tolist() == [False, True, True]
+    assert np.isnan(result.total).tolist() == [False, True, True]
+    assert (result.missing["length"], result.failed["length"]) == (0, 2)
+    assert (result.missing["accuracy"], result.failed["accuracy"]) == (0, 2)
+
+
+def test_a_half_right_answer_has_the_length_reward_of_a_right_one():
+    config = RewardConfig(accuracy="rewards_of_a_user:half_right", length=CosineLengthConfig())
+    result = CompositeReward(config, 4).score([row(ids=(1, 2))])
+    assert result.components["length"].tolist() == [1.5]
+    assert result.accuracy.tolist() == [0.5]
+
+
+def test_shaping_applies_where_accuracy_does_not():
+    config = RewardConfig(overlong=OverlongConfig(buffer=2), length=CosineLengthConfig())
+    result = CompositeReward(config, 4).score([row(reference="", ids=(1, 2, 3))])
+    np.testing.assert_allclose(result.total, [0.4 - 0.5], rtol=1e-6)
+
+
+def test_a_section_s_own_limit_comes_before_the_rollout_s():
+    overlong, length = OverlongConfig(buffer=2, limit=4), CosineLengthConfig(limit=4)
+    for most in (None, 4, 100):
+        result = CompositeReward(RewardConfig(overlong=overlong, length=length), most).score([row(ids=(1, 2, 3))])
+        assert result.components["overlong"].tolist() == [-0.5]
+        assert result.components["length"][0] == pytest.approx(1.5 - math.sqrt(2) / 4)
+
+
+@pytest.mark.parametrize(
+    ("sections", "most", "message"),
+    [
+        ({"overlong": OverlongConfig(buffer=2)}, None, "^overlong.limit is None, but .* max_completion_tokens"),
+        ({"length": CosineLengthConfig()}, None, "^length.limit is None, but .* max_completion_tokens"),
+        ({"overlong": OverlongConfig(buffer=9)}, 8, "^overlong.buffer is 9, but it must be at most 8"),
+        ({"overlong": OverlongConfig(buffer=2, limit=9)}, 8, "^overlong.limit is 9, but it must be at most 8"),
+        ({"length": CosineLengthConfig(limit=9)}, 8, "^length.limit is 9, but it must be at most 8"),
+    ],
+)
+def test_a_limit_that_is_not_known_or_out_of_reach_is_refused(sections, most, message):
+    with pytest.raises(ValueError, match=message):
+        CompositeReward(RewardConfig(**sections), most)
+
+
+def test_repetition_needs_no_limit():
+    result = CompositeReward(RewardConfig(repetition=RepetitionConfig(ngram=1))).score([row(ids=(1, 1))])
+    assert result.components["repetition_penalty"].tolist() == [-0.5]
+
+
+def test_weights_given_to_score_replace_the_configured_ones_by_name():
+    name = "rewards_of_a_user:brevity"
+    config = RewardConfig(format_weight=0.25, extras={name: 1.0}, overlong=OverlongConfig(buffer=2))
+    reward = CompositeReward(config, 4)
+    configured = {"accuracy": 1.0, "format": 0.25, "termination": 0.2, "overlong": 1.0, name: 1.0}
+    assert reward.weights == reward.score([]).weights == configured
+    rows = [row(ids=(1, 2, 3))]  # components 1, 1, 1, -0.5, -0.3
+    result = reward.score(rows, {"format": 0.5, "termination": 0.0, "overlong": 2.0, name: 0.0})
+    np.testing.assert_allclose(result.total, [1 + 0.5 - 1.0])
+    assert result.weights == {"accuracy": 1.0, "format": 0.5, "termination": 0.0, "overlong": 2.0, name: 0.0}
+    unchanged = reward.score(rows)
+    np.testing.assert_allclose(unchanged.total, [1 + 0.25 + 0.2 - 0.5 - 0.3], rtol=1e-6)
+    for component, values in unchanged.components.items():
+        np.testing.assert_array_equal(values, result.components[component])
+
+
+def test_the_total_is_the_sum_of_components_times_the_weights_of_the_result():
+    reward = CompositeReward(SHAPING, 8)
+    for weights in (None, {}, {"accuracy": 3.0, "length": 0.1, "overlong": -2.0}):
+        result = reward.score([*ROWS, row(reference="")], weights)
+        by_hand = sum(result.weights[name] * np.nan_to_num(values) for name, values in result.components.items())
+        np.testing.assert_allclose(result.total, by_hand, rtol=1e-6, atol=1e-6)
+
+
+def test_changing_a_result_s_weights_or_a_reward_s_does_not_change_the_reward():
+    reward = CompositeReward()
+    reward.weights["format"] = reward.score([row()]).weights["format"] = 9.0
+    assert reward.weights["format"] == 0.2
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"overlong": 1.0}, "^weights names 'overlong', but .*accuracy, format, termination"),
+        ({"format_weight": 1.0}, "^weights names 'format_weight'"),
+        ({"format": math.nan}, r"^weights\['format'\] is nan"),
+        ({"format": math.inf}, r"^weights\['format'\] is inf"),
+    ],
+)
+def test_impossible_weights_are_refused_by_name(weights, message):
+    with pytest.raises(ValueError, match=message):
+        CompositeReward().score([row()], weights)
+
+
+def test_metrics_have_the_same_statistics_for_shaping():
+    metrics = CompositeReward(SHAPING, 8).score([row(ids=(1, 2)), row(ids=(1, 2, 3, 4, 5, 6))]).metrics()
+    names = ("total", "accuracy", "format", "termination", "overlong", "repetition_penalty", "length")
+    expected = {f"{name}/{statistic}" for name in names for statistic in ("mean", "std")}
+    expected |= {f"{name}/{count}" for name in names[1:] for count in ("missing", "failed")}
+    assert metrics.keys() == expected
+    assert metrics["overlong/mean"] == -0.125
 
 
 @pytest.mark.parametrize(
