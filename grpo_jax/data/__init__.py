@@ -6,6 +6,7 @@ from grpo_jax.data.curriculum import (
     CurriculumState,
     advance,
     initial_state,
+    observe,
     sample_problems,
     stage_weights,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "initial_state",
     "jsonl_task",
     "make_task",
+    "observe",
     "pack_demonstrations",
     "pad_rows",
     "question_key",

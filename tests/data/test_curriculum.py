@@ -1,5 +1,6 @@
 """The curriculum: shares, epochs, and that a problem depends on its draw alone."""
 
+import hashlib
 import json
 from collections import Counter
 
@@ -14,6 +15,7 @@ from grpo_jax.data import (
     Problem,
     advance,
     initial_state,
+    observe,
     sample_problems,
     stage_weights,
 )
@@ -174,15 +176,24 @@ def test_a_step_before_the_state_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "random"}, r"mode is one of \['mixed', 'sequential'\]; got 'random'"),
-        ({"mode": "sequential", "advance_at": 0.0}, "advance_at"),
-        ({"mode": "sequential", "replay": 1.0}, "replay"),
-        ({"replay": 0.5}, "replay belongs to mode 'sequential'"),
-        ({"advance_at": 0.5}, "advance_at belongs to mode 'sequential'"),
+        ({"mode": "random"}, "mode is 'random', but it must be one of mixed, sequential, difficulty"),
+        ({"mode": "sequential", "advance_at": 0.0}, "advance_at is 0.0, but it must be above 0 and at most 1"),
+        ({"mode": "sequential", "advance_at": float("nan")}, "advance_at is nan"),
+        ({"mode": "sequential", "replay": 1.0}, "replay is 1.0, but it must be"),
+        ({"replay": 0.5}, "replay is 0.5, but the mode mixed has no use for it; leave it null, or choose one of sequential"),
+        ({"advance_at": 0.9}, "advance_at is 0.9, but the mode mixed has no use"),
+        ({"floor": 0.1}, "floor is 0.1, but the mode mixed has no use for it; leave it null, or choose one of difficulty"),
+        ({"mode": "sequential", "smoothing": 0.5}, "smoothing is 0.5, but the mode sequential has no use"),
+        ({"mode": "difficulty", "advance_at": 0.5}, "advance_at is 0.5, but the mode difficulty has no use"),
+        ({"mode": "difficulty", "replay": 0.0}, "replay is 0.0, but the mode difficulty has no use"),
+        ({"mode": "difficulty", "weights": {"one": 1.0}}, "weights is .* leave it empty, or choose one of mixed"),
+        ({"mode": "difficulty", "floor": 0.0}, "floor is 0.0, but it must be at least 0.01 and below 1"),
+        ({"mode": "difficulty", "floor": 1.0}, "floor is 1.0"),
+        ({"mode": "difficulty", "smoothing": 1.0}, "smoothing is 1.0, but it must be 0 or more and below 1"),
         ({"weights": {"one": -1.0}}, "weights"),
         ({"weights": {"one": float("nan")}}, "weights"),
         ({"weights": {"one": 0.0}}, "weights"),
-        ({"mode": "sequential", "weights": {"one": 1.0}}, "weights belong to mode 'mixed'"),
+        ({"mode": "sequential", "weights": {"one": 1.0}}, "weights is .*, but the mode sequential has no use"),
     ],
 )
 def test_impossible_curricula_are_refused_by_name(options, message):
@@ -199,3 +210,52 @@ def test_shares_are_near_the_weights_in_the_long_run():
     config = CurriculumConfig(weights={"one": 0.2, "two": 0.3, "three": 0.5})
     drawn = Counter(p.stage for batch in run(Endless(), config, 0, 25, 40) for p in batch)
     np.testing.assert_allclose([drawn[s] / 1000 for s in STAGES], [0.2, 0.3, 0.5], atol=0.01)
+
+
+def test_the_defaults_of_sequential_are_its_documented_ones():
+    defaults = CurriculumConfig(mode="sequential")
+    given = CurriculumConfig(mode="sequential", advance_at=0.9, replay=0.25)
+    state = advance(given, initial_state(STAGES), {"one": 0.9}, 40, 0)
+    assert advance(defaults, initial_state(STAGES), {"one": 0.9}, 40, 0) == state
+    assert advance(defaults, initial_state(STAGES), {"one": 0.89}, 40, 0)["level"] == 0
+    assert stage_weights(defaults, state) == stage_weights(given, state) == {"one": 0.25, "two": 0.75, "three": 0.0}
+
+
+@pytest.mark.parametrize("config", [MIXED, SEQUENTIAL])
+def test_modes_without_a_use_for_the_training_accuracy_keep_their_state(config):
+    state = initial_state(STAGES)
+    problems = sample_problems(Endless(), config, state, 0, 0, 4)
+    assert observe(Endless(), config, state, problems, [1.0] * 4, 4, 0) is state
+
+
+RECORDED = {
+    ("equal", "endless"): ["dbd5eae462881f7f", "23b4a36d0731983e", "8dae206f9f6a30c7"],
+    ("equal", "finite"): ["99918236cd6768ef", "623465823b4a96a4", "5a06e2c907c63668"],
+    ("weights", "endless"): ["18a09ae64d025333", "791efc459a9a8aab", "6e4bd3cdd2e4adb5"],
+    ("weights", "finite"): ["378e65720bc62c82", "ddff32b4bf19a6d4", "bacf6d4d895a17d3"],
+    ("sequential", "endless"): ["1baf6d761d924982", "93140b8c0a4e3ce5", "e4afade3062e56aa"],
+    ("sequential", "finite"): ["d9c8c354d428402f", "f2754e5345eb8d8d", "d7592c2e107a73dd"],
+    ("replay", "endless"): ["0be4411eb6c21506", "4cfc4f943f314073", "78eb67adc7d65d1c"],
+    ("replay", "finite"): ["2b84760dffca712f", "a0905e68e11abef6", "d488e6e251c0bbd7"],
+}
+"""First digits of the sha256 of what 30 steps draw with seeds 0, 1 and 7, and of the state behind them."""
+
+
+@pytest.mark.parametrize(("name", "kind"), RECORDED)
+def test_the_draws_of_a_seed_stay_what_they_are_so_that_old_runs_can_be_resumed(name, kind):
+    config = {
+        "equal": MIXED,
+        "weights": CurriculumConfig(weights={"one": 0.2, "three": 0.77}),
+        "sequential": CurriculumConfig(mode="sequential"),
+        "replay": SEQUENTIAL,
+    }[name]
+    task = Endless() if kind == "endless" else finite({"one": 7, "two": 5, "three": 11})
+    digests = []
+    for seed in (0, 1, 7):
+        state, keys = initial_state(STAGES), []
+        for step in range(30):
+            if step in (9, 17):
+                state = advance(config, state, dict.fromkeys(STAGES, 1.0), step * 7, seed)
+            keys.append([p.key for p in sample_problems(task, config, state, seed, step, 7)])
+        digests.append(hashlib.sha256(json.dumps([keys, state]).encode()).hexdigest()[:16])
+    assert digests == RECORDED[name, kind]
