@@ -24,7 +24,6 @@ from jax.sharding import AxisType, Mesh
 
 from grpo_jax.generation import SamplerConfig, rollout
 from grpo_jax.model import MLAConfig, ModelConfig
-from grpo_jax.objectives import GRPOConfig
 from grpo_jax.parallel import AXES, MeshShape, replicated, row_sharding
 from grpo_jax.training.state import StepConfig, abstract_state
 from grpo_jax.training.steps import GRPOBatch, SFTBatch, grpo_step, score, sft_step
@@ -58,7 +57,7 @@ def main() -> None:
     arguments = parser.parse_args()
     mesh = mesh_of(arguments.topology, MeshShape.parse(arguments.mesh))
     config = StepConfig(
-        model=MODEL, objective=GRPOConfig(dead_groups="drop"), microbatches=MICROBATCHES, logit_chunk=256, mesh=mesh
+        model=MODEL, microbatches=MICROBATCHES, logit_chunk=256, mesh=mesh
     )
     state = abstract_state(config)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))

@@ -9,6 +9,7 @@ from grpo_jax.checkpoint.errors import (
     UnsupportedModelError,
 )
 from grpo_jax.checkpoint.export import export_params, load_exported, read_model_json
+from grpo_jax.checkpoint.exported import ExportedModel, open_pretrained
 from grpo_jax.checkpoint.gguf import GGUFModel, find_distribution_file, load_gguf, resolve_gguf
 from grpo_jax.checkpoint.run_state import Restored, RunCheckpoints
 
@@ -17,6 +18,7 @@ __all__ = [
     "CheckpointMismatchError",
     "CheckpointUnreadableError",
     "CheckpointWriteError",
+    "ExportedModel",
     "GGUFModel",
     "Restored",
     "RunCheckpoints",
@@ -26,6 +28,7 @@ __all__ = [
     "find_distribution_file",
     "load_exported",
     "load_gguf",
+    "open_pretrained",
     "read_model_json",
     "resolve_gguf",
 ]

@@ -1,4 +1,4 @@
-"""The options of a run: --config, --resume and the like, and --KEY VALUE for every key of the configuration."""
+"""The options of a run: --config, --recipe, --resume and the like, and --KEY VALUE for every key of the configuration."""
 
 import dataclasses
 import difflib
@@ -9,14 +9,20 @@ from pathlib import Path
 from grpo_jax.training import schema
 from grpo_jax.training.config import RunConfig
 from grpo_jax.training.configfile import COMMAND_LINE
+from grpo_jax.training.recipes import RECIPES, REPLACED
 from grpo_jax.training.schema import ConfigError
 
 FLAGS = {
     "config": "A YAML file with any of the keys below; options go over it.",
+    "recipe": "A published recipe, one of those below: its keys go over the file, options over its keys. What the file has "
+    f"in {', '.join(REPLACED)} is dropped, the rest of the file stays where the recipe does not set it.",
     "resume": "Go on with the run in run_dir, by the configuration saved there unless --config names another.",
     "print_config": "Print the whole configuration as YAML and end.",
     "help": "Print this and end.",
 }
+
+# The flags that take a value: what it is called and what it must be.
+VALUED = {"config": ("FILE", "the path of a YAML file"), "recipe": ("NAME", f"one of {', '.join(RECIPES)}")}
 
 WIDTH = 100
 
@@ -27,6 +33,7 @@ class Options:
 
     Attributes:
         config: the file of --config; None where there is none.
+        recipe: the name of --recipe, not yet checked; None where there is none.
         resume: whether --resume is given.
         print_config: whether --print_config is given.
         help: whether --help is given.
@@ -34,6 +41,7 @@ class Options:
     """
 
     config: Path | None = None
+    recipe: str | None = None
     resume: bool = False
     print_config: bool = False
     help: bool = False
@@ -47,7 +55,7 @@ def parse_options(argv: Sequence[str]) -> Options:
         ConfigError: an option is unknown, lacks its value, or is no option at all.
     """
     flags = dict.fromkeys(("resume", "print_config", "help"), False)
-    config: Path | None = None
+    named: dict[str, str] = {}
     values: list[tuple[str, str]] = []
     rest = list(argv)
     while rest:
@@ -65,18 +73,19 @@ def parse_options(argv: Sequence[str]) -> Options:
                 raise ConfigError(f"{COMMAND_LINE}: --{name} takes no value, given {text!r}. Give it alone or leave it out")
             flags[name] = True
             continue
-        expected = "the path of a YAML file" if name == "config" else _expected(name, text if equals else (rest or [""])[0])
+        expected = VALUED[name][1] if name in VALUED else _expected(name, text if equals else (rest or [""])[0])
         if not equals:
             if not rest or rest[0].startswith("--"):
                 raise ConfigError(f"{COMMAND_LINE}: --{name} lacks its value, {expected}")
             text = rest.pop(0)
-        if name != "config":
+        if name not in VALUED:
             values.append((name, text))
-        elif config is None:
-            config = Path(text)
+        elif name not in named:
+            named[name] = text
         else:
-            raise ConfigError(f"{COMMAND_LINE}: --config is given twice, {str(config)!r} and {text!r}. Keep one")
-    return Options(config=config, values=tuple(values), **flags)
+            raise ConfigError(f"{COMMAND_LINE}: --{name} is given twice, {named[name]!r} and {text!r}. Keep one")
+    config = Path(named["config"]) if "config" in named else None
+    return Options(config=config, recipe=named.get("recipe"), values=tuple(values), **flags)
 
 
 def _expected(name: str, text: str) -> str:
@@ -89,8 +98,12 @@ def _expected(name: str, text: str) -> str:
 
 def help_text(program: str) -> str:
     """All options, their types, defaults and meanings."""
-    lines = [f"usage: {program} [--config FILE] [--resume] [--KEY VALUE …]", ""]
-    lines += [_entry(f"--{name}" + (" FILE" if name == "config" else ""), about) for name, about in FLAGS.items()]
+    lines = [f"usage: {program} [--config FILE] [--recipe NAME] [--resume] [--KEY VALUE …]", ""]
+    lines += [
+        _entry(f"--{name}" + (f" {VALUED[name][0]}" if name in VALUED else ""), about) for name, about in FLAGS.items()
+    ]
+    lines += ["", "Recipes (docs/recipes.md), for --recipe NAME:"]
+    lines += [_entry(name, f"{recipe.summary} (arXiv {recipe.paper})") for name, recipe in RECIPES.items()]
     lines += ["", "Keys of the configuration, in a YAML file nested, here dotted (--grpo.kl_coef 0.02):"]
     keys = list(schema.keys(RunConfig))
     for section in (None, *(key for key in keys if key.section is not None)):

@@ -10,7 +10,7 @@ from grpo_jax.cli.options import Options, help_text, parse_options
 from grpo_jax.parallel import is_first
 from grpo_jax.training import configfile
 from grpo_jax.training.config import RunConfig
-from grpo_jax.training.run_directory import RunDirectory
+from grpo_jax.training.run_directory import RunDirectory, check_continues
 from grpo_jax.training.schema import ConfigError
 
 FINISHED = 0
@@ -66,18 +66,28 @@ def resolve(options: Options, default_config: Path | None) -> RunConfig:
     """The configuration that the options ask for.
 
     To resume, the configuration saved in the run's directory takes the place of the default one, so that a run is
-    continued by its directory alone: `--resume --run_dir runs/x`.
+    continued by its directory alone: `--resume --run_dir runs/x`. It holds what a recipe set; naming the recipe again
+    is refused where it would make another run.
 
     Raises:
         ConfigError: it is not one that can be run.
     """
     if options.config is not None or not options.resume:
-        return configfile.load(options.config or default_config, options.values)
+        return configfile.load(options.config or default_config, options.values, options.recipe)
     run_dir = configfile.read_run_dir(default_config, options.values)
     saved = RunDirectory(path=Path(run_dir)).config
     # The directory may have been moved since it was written; the run goes on where it lies now.
     values = [*options.values, ("run_dir", run_dir)]
-    return configfile.load(saved if saved.exists() else default_config, values)
+    config = configfile.load(saved if saved.exists() else default_config, values, options.recipe)
+    if options.recipe is not None and saved.exists():
+        try:
+            check_continues(configfile.load(saved), config)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{configfile.COMMAND_LINE}: --recipe {options.recipe} would make another run of the one to resume, whose "
+                f"{saved} holds what it was begun with. Leave --recipe out: {error}"
+            ) from error
+    return config
 
 
 def _run(config: RunConfig, resume: bool) -> int:

@@ -139,9 +139,7 @@ class Transformer(nn.Module):
         """The residual stream that enters the first layer."""
         return constrain(self.embed(tokens_BT), self.mesh, ("rows", None, None))
 
-    def hidden(
-        self, tokens_BT: Int[Array, "B T"], segments_BT: Int[Array, "B T"] | None = None
-    ) -> Float[Array, "B T D"]:
+    def hidden(self, tokens_BT: Int[Array, "B T"], segments_BT: Int[Array, "B T"] | None = None) -> Float[Array, "B T D"]:
         """What the unembedding reads: the last layer's output after the final norm."""
         if segments_BT is None:
             turn, bias = self._span(tokens_BT.shape[1])

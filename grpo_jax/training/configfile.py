@@ -12,29 +12,39 @@ from typing import Any
 import yaml
 
 from grpo_jax.training import schema
-from grpo_jax.training.config import RunConfig
+from grpo_jax.training.config import RolloutConfig, RunConfig
+from grpo_jax.training.recipes import with_recipe
 from grpo_jax.training.rules import check
 from grpo_jax.training.schema import ConfigError, Tree
 
 COMMAND_LINE = "command line"
 
 
-def load(path: Path | None = None, options: Sequence[tuple[str, str]] = ()) -> RunConfig:
-    """A checked RunConfig from a YAML file and options that go over it.
+def load(path: Path | None = None, options: Sequence[tuple[str, str]] = (), recipe: str | None = None) -> RunConfig:
+    """A checked RunConfig from a YAML file, a recipe over it, and options over both.
 
     Args:
         path: the file; None starts from the defaults.
         options: dotted keys and their values as text, as on the command line; of two for one key the last counts.
+        recipe: the name of one of grpo_jax.training.recipes.RECIPES; None for none.
 
     Raises:
-        ConfigError: the file cannot be read, or the configuration is not one that can be run.
+        ConfigError: the file cannot be read, there is no such recipe, or the configuration is not one that can be run.
     """
     tree: Tree = {} if path is None else schema.checked(RunConfig, read_yaml(path), str(path))
-    for key, text in options:
-        tree = schema.merged(tree, _option_tree(key, text))
-    config = schema.built(RunConfig, tree)
+    if recipe is not None:
+        # A recipe goes by the run's length, which an option may give.
+        rollout = _with_options(tree, options).get("rollout", {})
+        tree = with_recipe(tree, recipe, rollout.get("max_completion_tokens", RolloutConfig.max_completion_tokens))
+    config = schema.built(RunConfig, _with_options(tree, options))
     check(config)
     return config
+
+
+def _with_options(tree: Tree, options: Sequence[tuple[str, str]]) -> Tree:
+    for key, text in options:
+        tree = schema.merged(tree, _option_tree(key, text))
+    return tree
 
 
 def read_run_dir(path: Path | None, options: Sequence[tuple[str, str]]) -> str:

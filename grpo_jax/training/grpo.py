@@ -1,28 +1,35 @@
-"""One step of GRPO: rollout → reward → score → update, each timed."""
+"""One step of GRPO: rollout → reward → score → advantage → update, each timed."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int
 
-from grpo_jax.data import CurriculumState, Problem, pad_rows, sample_problems
-from grpo_jax.evaluation import judge
-from grpo_jax.generation import END_EOS, Rollout, rollout, row_keys
-from grpo_jax.objectives import Advantages, group_advantages, row_weights
+from grpo_jax.data import CurriculumState, Problem
+from grpo_jax.objectives import Advantages, Coefficients, group_advantages, kl_terms, row_weights, select_tokens
 from grpo_jax.parallel import to_host
-from grpo_jax.rewards import RewardInput, RewardResult
+from grpo_jax.training.config import GRPORunConfig
+from grpo_jax.training.controls import Controls
 from grpo_jax.training.experiment import Experiment
 from grpo_jax.training.phase_clock import PhaseClock
-from grpo_jax.training.rows import live_first, place_rows
+from grpo_jax.training.replay import add_groups, stored_groups, take_groups
+from grpo_jax.training.rollouts import Filled, JudgedRollout, sample, sample_and_refill
+from grpo_jax.training.rows import Rows, dealt, join, live_first, place_rows, rows_of_groups
 from grpo_jax.training.samples import Sample
-from grpo_jax.training.sft import grpo_seed
-from grpo_jax.training.state import TrainState
+from grpo_jax.training.state import StepConfig, TrainState
+from grpo_jax.training.step_metrics import over_updates, rollout_metrics
 from grpo_jax.training.steps import GRPOBatch, grpo_step, score
 from grpo_jax.types import Params
+
+# Key of a NumPy generator: no two kinds of draw share their noise.
+_SELECTION = 17
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,18 +37,26 @@ class GRPOOutcome:
     """What a step gives besides the state.
 
     Attributes:
-      metrics: by name, numbers and scalars on the device.
-      rows: the judged rows, in the order of their prompts.
-      problems: the problem of each row.
-      rewards: the rewards of the rows.
-      advantages: the advantages of the rows.
+      metrics: by name, plain numbers.
+      trained: the groups that were trained on, in the order of their prompts.
+      sampled: every group that was sampled.
+      advantages: the advantages of the rows that were trained on.
+      replay: the replay buffer after the step; None where groups are not replayed.
     """
 
     metrics: dict[str, Any]
-    rows: Sequence[RewardInput]
-    problems: Sequence[Problem]
-    rewards: RewardResult
+    trained: JudgedRollout
+    sampled: JudgedRollout
     advantages: Advantages
+    replay: Rows | None
+
+    def observed(self, group_size: int) -> tuple[list[Problem], Float[np.ndarray, " P"]]:
+        """The problem of every group that was sampled, and its mean accuracy; NaN where none is known."""
+        accuracy = self.sampled.rows.components["accuracy"].reshape(-1, group_size)
+        known = np.isfinite(accuracy)
+        mean = np.where(known, accuracy, 0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+        problems = [problem for problem in self.sampled.problems if problem is not None]
+        return problems, np.where(known.any(axis=1), mean, np.nan)
 
 
 def grpo_iteration(
@@ -51,6 +66,8 @@ def grpo_iteration(
     curriculum: CurriculumState,
     step: int,
     clock: PhaseClock,
+    controls: Controls,
+    replay: Rows | None = None,
 ) -> tuple[TrainState, GRPOOutcome]:
     """Samples groups, judges them, and updates the policy.
 
@@ -61,142 +78,239 @@ def grpo_iteration(
       curriculum: which stages the problems come from.
       step: the step of this phase, from 0; with the seed it decides every draw.
       clock: measures the phases.
+      controls: coefficients, reward weights and temperature.
+      replay: the replay buffer; None where groups are not replayed.
     """
     config = experiment.config
-    problems = sample_problems(
-        experiment.task, config.data.curriculum, curriculum, grpo_seed(config.seed), step, config.grpo.prompts
-    )
+    size = config.grpo.group_size
+    values = controls.values(config, step)
+    updates = step * config.grpo.updates_a_step
+    filled = _sampled(experiment, state, curriculum, step, controls, values, updates, clock)
+    trained = filled.trained
+    extra: dict[str, float | None] = dict(filled.metrics)
+    if replay is not None:
+        trained, replay, replayed = _replay_dead(config.grpo, trained, replay, updates)
+        extra["groups_replayed"] = replayed
 
-    with clock("rollout") as results:
-        sampled = _rollout(experiment, state.params, problems, step)
-        results.append(sampled)
-    with clock("reward"):
-        by_row = [problem for problem in problems for _ in range(config.grpo.group_size)]
-        on_host = to_host(sampled)
-        rewards, rows = judge(experiment.reward, experiment.template, by_row, on_host)
-        advantages = group_advantages(rewards.total, config.grpo.group_size, config.grpo.advantage)
-    with clock("score") as results:
-        batch = _batch(experiment, on_host, advantages)
-        if reference is not None:
-            batch = dataclasses.replace(batch, ref_logprobs=score(state.config, reference, batch.tokens))
-        if config.grpo.updates_per_rollout > 1:
-            batch = dataclasses.replace(batch, old_logprobs=score(state.config, state.params, batch.tokens))
-        results.append(batch)
+    with clock("score"):
+        rows, ref_logprobs = _score(experiment, state, reference, trained.rows, updates)
+    if replay is not None:
+        replay = _remember(config.grpo, replay, rows, updates)
+        extra["replay_groups"] = stored_groups(replay, size)
+
+    components, weights = dict(rows.components), dict(filled.sampled.results[0].weights)
+    reward = rows.reward
+    if config.grpo.kl_in_reward:
+        assert ref_logprobs is not None
+        penalty = _kl_penalty(config.grpo.kl.estimator, rows, ref_logprobs)
+        reward = reward - np.float32(values["kl_coef"]) * penalty
+        components["kl"], weights["kl"] = -penalty, values["kl_coef"]
+        extra["kl_reward"] = -values["kl_coef"] * float(np.mean(penalty))
+    advantages = group_advantages(
+        reward,
+        size,
+        config.grpo.advantage,
+        lengths_B=rows.completion_lengths,
+        components=components,
+        weights=weights,
+    )
+    live = np.asarray(advantages.live_B) & np.repeat(filled.informative, size)
+    row_weights_B = row_weights(config.grpo.groups, live, rows.truncated)
+    if not config.grpo.on_policy:
+        extra |= _staleness(rows, row_weights_B, updates)
+
     with clock("update") as results:
-        for _ in range(config.grpo.updates_per_rollout):
-            state, update_metrics = grpo_step(state, batch)
+        coefficients = Coefficients(
+            kl=values["kl_coef"] if config.grpo.kl_in_loss else None,
+            entropy=values["entropy_coef"] if config.grpo.has_entropy_bonus else None,
+        )
+        update_metrics = []
+        for batch in _batches(experiment, rows, ref_logprobs, advantages, row_weights_B, step):
+            state, metrics = grpo_step(state, batch, coefficients)
+            update_metrics.append(metrics)
         results.append(update_metrics)
 
-    stage_accuracy = _stage_accuracy(by_row, rewards.accuracy)
     metrics = {
-        **_reward_metrics(rewards, advantages),
-        **_length_metrics(on_host, rewards.accuracy),
-        **{f"accuracy/{stage}": accuracy for stage, accuracy in stage_accuracy.items()},
-        **update_metrics,
-        "completion_tokens": int((on_host.lengths - on_host.prompt_lengths).sum()),
+        **rollout_metrics(config, filled.sampled),
+        **over_updates(jax.device_get(update_metrics)),
+        **extra,
+        **_in_effect(config.grpo, values),
     }
-    return state, GRPOOutcome(
-        metrics=metrics,
-        rows=rows,
-        problems=by_row,
-        rewards=rewards,
-        advantages=advantages,
-    )
+    return state, GRPOOutcome(metrics=metrics, trained=trained, sampled=filled.sampled, advantages=advantages, replay=replay)
 
 
-def _rollout(experiment: Experiment, params: Params, problems: Sequence[Problem], step: int) -> Rollout:
-    config, template = experiment.config, experiment.template
-    prompts, prompt_lengths = pad_rows(
-        [template.encode_prompt(problem) for problem in problems],
-        config.data.max_prompt_tokens,
-        experiment.policy.tokenizer.pad_id,
-    )
-    return rollout(
-        experiment.policy.model,
-        params,
-        prompts,
-        prompt_lengths,
-        row_keys(config.seed, step, np.arange(config.grpo.rows)),
-        max_completion=config.rollout.max_completion_tokens,
-        sampler=config.rollout.sampler,
-        stop_ids=experiment.policy.tokenizer.eos_ids,
-        samples_per_prompt=config.grpo.group_size,
-        mesh=experiment.policy.mesh,
-    )
-
-
-def _batch(experiment: Experiment, sampled: Rollout, advantages: Advantages) -> GRPOBatch:
+def _sampled(
+    experiment: Experiment,
+    state: TrainState,
+    curriculum: CurriculumState,
+    step: int,
+    controls: Controls,
+    values: dict[str, float],
+    updates: int,
+    clock: PhaseClock,
+) -> Filled:
+    """The groups of the step; all count as informative unless dynamic sampling looks at their accuracy."""
     config = experiment.config
-    weights = np.asarray(row_weights(config.grpo.objective, advantages.live_B))
-    order = live_first(weights > 0, config.grpo.microbatches)
+    how: dict[str, Any] = {
+        "sampler": controls.sampler(config),
+        "weights": {"format": values["format_weight"], "termination": values["termination_weight"]},
+        "updates": updates,
+        "clock": clock,
+    }
+    if config.grpo.groups.dead == "refill":
+        return sample_and_refill(experiment, state.params, curriculum, step, **how)
+    sampled = sample(experiment, state.params, curriculum, step, **how)
+    return Filled(trained=sampled, informative=np.ones(config.grpo.prompts, bool), sampled=sampled, metrics={})
 
-    def place(array: Any) -> Array:
-        return place_rows(np.asarray(array)[order], experiment.policy.mesh)
 
-    return GRPOBatch(
-        tokens=place(sampled.tokens),
-        prompt_lengths=place(sampled.prompt_lengths),
-        lengths=place(sampled.lengths),
-        advantages=place(advantages.advantages_B),
-        row_weights=place(weights),
-        sampler_logprobs=place(sampled.logprobs),
+def _replay_dead(
+    config: GRPORunConfig, trained: JudgedRollout, replay: Rows, updates: int
+) -> tuple[JudgedRollout, Rows, int]:
+    """The groups with those without a signal replaced by groups of the buffer, as far as it has any."""
+    size = config.group_size
+    live = _live_groups(config, trained.rows)
+    dead = np.flatnonzero(~live)
+    last_update = updates + config.updates_a_step - 1
+    taken, replay = take_groups(replay, dead.size, size, last_update, config.off_policy.max_staleness)
+    if taken is None:
+        return trained, replay, 0
+    count = taken.version.size // size
+    order = np.arange(live.size)
+    order[dead[:count]] = live.size + np.arange(count)
+    problems = [*trained.problems, *[None] * count]
+    inputs = [*trained.inputs, *[None] * (count * size)]
+    both = JudgedRollout(rows=join([trained.rows, taken]), problems=problems, inputs=inputs)
+    return both.take_groups(order, size), replay, count
+
+
+def _remember(config: GRPORunConfig, replay: Rows, rows: Rows, updates: int) -> Rows:
+    """The buffer with the groups of this step that have a signal, scored."""
+    fresh = rows.version[:: config.group_size] == updates
+    groups = np.flatnonzero(fresh & _live_groups(config, rows))
+    return add_groups(replay, rows.take(rows_of_groups(groups, config.group_size)), config.group_size)
+
+
+def _live_groups(config: GRPORunConfig, rows: Rows) -> Bool[np.ndarray, " P"]:
+    """The groups whose own rewards differ."""
+    reward = rows.reward.reshape(-1, config.group_size)
+    known = np.isfinite(reward)
+    return np.where(known, reward, -np.inf).max(1) > np.where(known, reward, np.inf).min(1)
+
+
+def _score(
+    experiment: Experiment, state: TrainState, reference: Params | None, rows: Rows, updates: int
+) -> tuple[Rows, Float[np.ndarray, "B S"] | None]:
+    """The rows with their old log-probs, and the reference's."""
+    config, mesh = experiment.config.grpo, experiment.policy.mesh
+    ref_logprobs = None
+    if reference is not None:
+        ref_logprobs = _scored(state.config, reference, rows.tokens, config.minibatches, mesh)
+    if config.off_policy.old_logprobs == "sampler":
+        rows = rows._replace(old_logprobs=rows.sampler_logprobs)
+    elif config.scores_old_policy:
+        now = _scored(state.config, state.params, rows.tokens, config.minibatches, mesh)
+        rows = rows._replace(old_logprobs=np.where((rows.version == updates)[:, None], now, rows.old_logprobs))
+    return rows, ref_logprobs
+
+
+def _scored(
+    config: StepConfig, params: Params, tokens: Int[np.ndarray, "B S"], minibatches: int, mesh: Mesh | None
+) -> Float[np.ndarray, "B S"]:
+    # A minibatch at a time, so that scoring needs no more memory than the update that follows.
+    parts = np.split(tokens, minibatches)
+    return np.concatenate([to_host(score(config, params, place_rows(part, mesh))) for part in parts])
+
+
+def _kl_penalty(estimator: str, rows: Rows, ref_logprobs: Float[np.ndarray, "B S"]) -> Float[np.ndarray, " B"]:
+    """The sum over each row's completion of the KL estimate, under the policy that sampled it."""
+    mask = rows.completion_mask
+    old, ref = np.where(mask, rows.old_logprobs, 0), np.where(mask, ref_logprobs, 0)
+    return np.asarray(kl_terms(estimator, jnp.asarray(old), jnp.asarray(ref)).kl).sum(axis=1)
+
+
+def _batches(
+    experiment: Experiment,
+    rows: Rows,
+    ref_logprobs: Float[np.ndarray, "B S"] | None,
+    advantages: Advantages,
+    row_weights_B: Float[np.ndarray, " B"],
+    step: int,
+) -> Iterator[GRPOBatch]:
+    """The batch of each optimizer update of the step."""
+    config, mesh = experiment.config, experiment.policy.mesh
+    live = row_weights_B > 0
+    selected = select_tokens(
+        config.grpo.policy,
+        rows.old_logprobs,
+        np.asarray(advantages.advantages_B),
+        rows.completion_mask & live[:, None],
+        np.random.default_rng([config.seed, _SELECTION, step]).random(rows.tokens.shape),
     )
 
+    def batch(chosen: Int[np.ndarray, " N"]) -> GRPOBatch:
+        order = chosen[live_first(live[chosen], config.grpo.microbatches)]
 
-def _stage_accuracy(problems: Sequence[Problem], accuracy: Float[np.ndarray, " B"]) -> dict[str, float]:
-    stages = np.array([problem.stage for problem in problems])
-    present = ~np.isnan(accuracy)
+        def placed(values: Any) -> Array:
+            return place_rows(np.asarray(values)[order], mesh)
+
+        return GRPOBatch(
+            tokens=placed(rows.tokens),
+            prompt_lengths=placed(rows.prompt_lengths),
+            lengths=placed(rows.lengths),
+            advantages=placed(advantages.advantages_B),
+            row_weights=placed(row_weights_B),
+            sampler_logprobs=placed(rows.sampler_logprobs),
+            ref_logprobs=None if ref_logprobs is None else placed(ref_logprobs),
+            old_logprobs=None if config.grpo.on_policy else placed(rows.old_logprobs),
+            selected=None if selected is None else placed(selected),
+        )
+
+    whole = None
+    for pass_ in range(config.grpo.updates_per_rollout):
+        for chosen in dealt(live, config.grpo.minibatches, config.seed, step, pass_):
+            if config.grpo.minibatches > 1:
+                yield batch(chosen)
+            else:
+                whole = batch(chosen) if whole is None else whole
+                yield whole
+
+
+def _staleness(rows: Rows, row_weights_B: Float[np.ndarray, " B"], updates: int) -> dict[str, float | None]:
+    behind = (updates - rows.version)[row_weights_B > 0]
     return {
-        str(stage): float(accuracy[(stages == stage) & present].mean())
-        for stage in dict.fromkeys(stages)
-        if (present & (stages == stage)).any()
+        "staleness_mean": float(behind.mean()) if behind.size else None,
+        "staleness_max": float(behind.max()) if behind.size else None,
     }
 
 
-def _reward_metrics(rewards: RewardResult, advantages: Advantages) -> dict[str, Any]:
-    named = rewards.metrics()
-    metrics = {"reward": named.pop("total/mean"), "reward_std": named.pop("total/std")}
-    for key, value in named.items():
-        component, _, statistic = key.rpartition("/")
-        metrics[component if statistic == "mean" else f"{component}_{statistic}"] = value
-    return metrics | advantages.stats._asdict()
-
-
-def _length_metrics(sampled: Rollout, accuracy: Float[np.ndarray, " B"]) -> dict[str, float | None]:
-    lengths = sampled.lengths - sampled.prompt_lengths
-    terminated = np.asarray(sampled.ends) == END_EOS
-
-    def mean(rows: Bool[np.ndarray, " B"]) -> float | None:
-        return float(np.mean(np.asarray(lengths)[rows])) if rows.any() else None
-
-    return {
-        "completion_length_mean": float(lengths.mean()),
-        "completion_length_min": float(lengths.min()),
-        "completion_length_max": float(lengths.max()),
-        "completion_length_terminated": mean(terminated),
-        "completion_length_right": mean(np.asarray(accuracy == 1)),
-        "completion_length_wrong": mean(np.asarray(accuracy == 0)),
-        "truncated_fraction": float(1 - terminated.mean()),
-    }
+def _in_effect(config: GRPORunConfig, values: dict[str, float]) -> dict[str, float]:
+    """The coefficients that this step was trained with; those of terms that it does not have are left out."""
+    absent = {"kl_coef": config.kl_coef == 0, "entropy_coef": not config.has_entropy_bonus}
+    return {name: value for name, value in values.items() if not absent.get(name, False)}
 
 
 def read_samples(experiment: Experiment, outcome: GRPOOutcome, groups: int) -> list[Sample]:
-    """The first `groups` groups of a step, as people read them."""
-    count = groups * experiment.config.grpo.group_size
-    return [
-        Sample(
-            prompt=experiment.template.prompt_text(problem),
-            completion=row.completion,
-            reference=row.reference,
-            stage=problem.stage,
-            tokens=len(row.ids),
-            end=row.end,
-            components={name: _number(values[index]) for name, values in outcome.rewards.components.items()},
-            reward=_number(outcome.rewards.total[index]),
-            advantage=float(outcome.advantages.advantages_B[index]),
+    """The first `groups` groups of a step that were sampled in it, as people read them."""
+    size, trained = experiment.config.grpo.group_size, outcome.trained
+    fresh = [group for group, problem in enumerate(trained.problems) if problem is not None][:groups]
+    samples = []
+    for row in rows_of_groups(np.array(fresh, int), size):
+        problem, judged = trained.problems[row // size], trained.inputs[row]
+        assert problem is not None and judged is not None
+        samples.append(
+            Sample(
+                prompt=experiment.template.prompt_text(problem),
+                completion=judged.completion,
+                reference=judged.reference,
+                stage=problem.stage,
+                tokens=len(judged.ids),
+                end=judged.end,
+                components={name: _number(values[row]) for name, values in trained.rows.components.items()},
+                reward=_number(trained.rows.reward[row]),
+                advantage=float(outcome.advantages.advantages_B[row]),
+            )
         )
-        for index, (problem, row) in enumerate(zip(outcome.problems[:count], outcome.rows[:count], strict=True))
-    ]
+    return samples
 
 
 def _number(value: np.floating) -> float | None:

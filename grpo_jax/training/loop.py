@@ -14,20 +14,24 @@ from typing import Any, Literal
 import jax
 
 from grpo_jax.checkpoint import RunCheckpoints
-from grpo_jax.data import JsonlTask, advance, fingerprint
+from grpo_jax.data import JsonlTask, advance, fingerprint, observe
 from grpo_jax.evaluation.scores import Scores, from_record, to_metrics
-from grpo_jax.parallel import ensure_devices, gathered, is_first, start_hosts, together
+from grpo_jax.parallel import ensure_devices, gathered, is_first, place, replicated, start_hosts, to_host, together
+from grpo_jax.training.alarm_log import alarm_metrics, append_alarm, remove_alarms_after
 from grpo_jax.training.compile_clock import CompileClock
 from grpo_jax.training.config import RunConfig
+from grpo_jax.training.controls import Controls
 from grpo_jax.training.experiment import Experiment, build_experiment
 from grpo_jax.training.grpo import grpo_iteration, read_samples
 from grpo_jax.training.interruption import Interruption
 from grpo_jax.training.memory import memory_metrics
 from grpo_jax.training.metrics_log import open_log
+from grpo_jax.training.monitor import Alarm, Monitor
 from grpo_jax.training.phase_clock import PhaseClock
 from grpo_jax.training.plots import write_plots
 from grpo_jax.training.position import Position, TrainingPhase
 from grpo_jax.training.progress import Progress
+from grpo_jax.training.rows import Rows
 from grpo_jax.training.rules import check
 from grpo_jax.training.run_directory import RunDirectory, open_run
 from grpo_jax.training.samples import remove_samples_after, write_samples
@@ -40,7 +44,7 @@ from grpo_jax.types import Params
 
 
 class Interrupted(Exception):
-    """A signal asked the run to stop; its state is saved. The message says how to go on."""
+    """A signal or an alarm asked the run to stop; its state is saved. The message says how to go on."""
 
 
 def train(config: RunConfig, *, resume: bool = False) -> Summary:
@@ -53,7 +57,7 @@ def train(config: RunConfig, *, resume: bool = False) -> Summary:
     Raises:
       ConfigError: the run cannot be begun or resumed as configured.
       CheckpointError: a checkpoint cannot be written or read; what was saved before is intact.
-      Interrupted: SIGTERM or Ctrl-C; the state was saved first.
+      Interrupted: SIGTERM, Ctrl-C, or an alarm with the action stop; the state was saved first.
     """
     check(config)
     try:
@@ -115,6 +119,8 @@ class _Run:
         self.directory, self.progress, self.checkpoints = directory, progress, checkpoints
         self.interruption, self.compiles = interruption, compiles
         self.reference: Params | None = None
+        self.replay: Rows | None = None
+        self.monitor = Monitor(self.config.monitor)
         self.fingerprints = {
             "tokenizer": self.policy.tokenizer.fingerprint(),
             "data": fingerprint(experiment.task),
@@ -176,8 +182,19 @@ class _Run:
     # State
 
     def _start(self, phase: TrainingPhase) -> Position:
-        has_reference = phase == "grpo" and self.policy.needs_reference
-        return Position.start(phase, self.experiment.task.stages, **self.fingerprints, has_reference=has_reference)
+        stages = self.experiment.task.stages
+        tokenizer, data = self.fingerprints["tokenizer"], self.fingerprints["data"]
+        if phase == "sft" or self.config.grpo.steps == 0:
+            return Position.start(phase, stages, tokenizer=tokenizer, data=data)
+        return Position.start(
+            phase,
+            stages,
+            tokenizer=tokenizer,
+            data=data,
+            has_reference=self.policy.needs_reference,
+            controls=Controls.start(self.config).to_json(),
+            replay_components=list(self.experiment.reward.weights) if self.policy.has_replay else None,
+        )
 
     def _restore(self) -> None:
         """The arrays and the position of the last checkpoint, or those of the beginning."""
@@ -201,14 +218,19 @@ class _Run:
                 )
         restored = self.checkpoints.restore(self.policy.abstract_arrays(position)).state
         self.state, self.reference, self.position = restored["train"], restored.get("reference"), position
+        self.replay = None if position.replay_components is None else to_host(restored["replay"])
+        if position.controls:
+            self._set_temperature()
         if is_first():
-            remove_samples_after(self.directory.samples, position.step if position.phase == "grpo" else 0)
+            last = position.step if position.phase == "grpo" else 0
+            remove_samples_after(self.directory.samples, last)
+            remove_alarms_after(self.directory.alarms, last)
         if position.phase == "grpo" and position.step > self.config.grpo.steps:
             raise ConfigError(
                 f"grpo.steps is {self.config.grpo.steps}, but the run to resume has done {position.step} already. Set it to "
                 f"{position.step} or more"
             )
-        if position.phase == "grpo" and position.step == 0 and self.policy.needs_reference and not position.has_reference:
+        if position.phase == "grpo" and not position.controls and self.config.grpo.steps:
             # A run of SFT alone that goes on with GRPO now.
             self._begin_grpo()
 
@@ -216,32 +238,54 @@ class _Run:
         """A new optimizer for the policy, and a frozen copy of it as the reference."""
         params = self.state.params
         if self.policy.needs_reference:
-            # A copy of its own: the step donates the policy's buffers.
-            self.reference = jax.tree.map(lambda leaf: leaf.copy(), params)
+            self._refresh_reference()
         self.state = TrainState.create(params, self.policy.grpo_step_config)
         self.position = self._start("grpo")
+        if self.position.replay_components is not None:
+            self.replay = self.policy.empty_replay(self.position.replay_components)
+
+    def _refresh_reference(self) -> None:
+        # A copy of its own: the step donates the policy's buffers.
+        self.reference = jax.tree.map(lambda leaf: leaf.copy(), self.state.params)
+
+    @property
+    def controls(self) -> Controls:
+        """Coefficients, reward weights and temperature as they stand."""
+        return Controls.from_json(self.position.controls)
+
+    def _set_temperature(self) -> None:
+        """Scores the policy at the temperature that is sampled at now."""
+        step_config = dataclasses.replace(
+            self.policy.grpo_step_config, temperature=self.controls.sampler(self.config).temperature
+        )
+        self.state = dataclasses.replace(self.state, config=step_config)
 
     def _save(self) -> None:
         arrays: dict[str, Any] = {"train": self.state}
         if self.position.has_reference:
             arrays["reference"] = self.reference
+        if self.replay is not None:
+            sharding = None if self.policy.mesh is None else replicated(self.policy.mesh)
+            arrays["replay"] = jax.tree.map(lambda values: place(values, sharding), self.replay)
         self.checkpoints.save(self.total_step, arrays, self.position.to_json())
 
     def _save_if_new(self) -> None:
         if self.total_step > 0 and self.checkpoints.latest_step() != self.total_step:
             self._save()
 
-    def _after_step(self) -> None:
-        """Saves when it is time to; stops when a signal asked for it."""
+    def _after_step(self, alarm: Alarm | None = None) -> None:
+        """Saves when it is time to; stops when a signal or an alarm asked for it."""
         every = self.config.checkpoint.every
         due = every > 0 and self.total_step % every == 0
         stop = self.interruption.agreed()
-        if due or stop:
+        if due or stop or alarm:
             self._save()
-        if stop:
+        if stop or alarm:
             self.checkpoints.wait()
+            by = stop.name if stop else f"the alarm {alarm.name}" if alarm else ""
+            advice = f" {alarm.advice}" if alarm and not stop else ""
             raise Interrupted(
-                f"stopped by {stop.name} after step {self.total_step}, which is saved. Go on with --resume "
+                f"stopped by {by} after step {self.total_step}, which is saved.{advice} Go on with --resume "
                 f"(--run_dir {self.config.run_dir})"
             )
 
@@ -276,16 +320,38 @@ class _Run:
         self.progress.begin("grpo", config.grpo.steps, self.position.step)
         while self.position.step < config.grpo.steps:
             clock = PhaseClock(self.compiles)
+            controls = self.controls
             self.state, outcome = grpo_iteration(
-                experiment, self.state, self.reference, self.position.curriculum, self.position.step, clock
+                experiment,
+                self.state,
+                self.reference,
+                self.position.curriculum,
+                self.position.step,
+                clock,
+                controls,
+                self.replay,
             )
-            self.position = self.position.after_step()
+            self.replay = outcome.replay
+            curriculum = observe(
+                experiment.task,
+                config.data.curriculum,
+                self.position.curriculum,
+                *outcome.observed(config.grpo.group_size),
+                draws=(self.position.step + 1) * config.grpo.prompts,
+                seed=grpo_seed(config.seed),
+            )
+            self.position = self.position.after_step().with_curriculum(curriculum)
             step = self.position.step
-            metrics = jax.device_get(outcome.metrics) | clock.metrics() | memory_metrics()
+            metrics = outcome.metrics | clock.metrics() | memory_metrics()
             working = sum(seconds for phase, seconds in clock.seconds.items() if phase != "compile")
             metrics["tokens_per_second"] = metrics["completion_tokens"] / working
-            record = self.log.write("grpo", step, self.total_step, metrics)
+            alarms = self.monitor.check([*self.log.records("grpo"), self.log.plain(metrics) | {"step": step}])
+            record = self.log.write("grpo", step, self.total_step, metrics | alarm_metrics(alarms))
+            self.position = self.position.with_controls(controls.after_step(config, self.log.plain(metrics)).to_json())
+            stop = self._act_on(alarms)
             self.progress.step(step, record)
+            if config.grpo.kl.refresh_every and step % config.grpo.kl.refresh_every == 0:
+                self._refresh_reference()
             every = config.logging.samples_every
             if every and (step % every == 0 or step == 1):
                 samples = read_samples(experiment, outcome, config.logging.samples_groups)
@@ -293,8 +359,27 @@ class _Run:
             every = config.evaluation.every
             if every and step % every == 0 and step < config.grpo.steps:
                 self._advance(self._test("evaluation", step), config.grpo.prompts, grpo_seed(config.seed))
-            self._after_step()
+            self._after_step(stop)
         self.progress.end()
+
+    def _act_on(self, alarms: list[Alarm]) -> Alarm | None:
+        """Says what the monitor found and does what `on_alarm` asks for; the alarm that asks to stop, if one does."""
+        stop = None
+        for alarm in alarms:
+            action = self.config.alarm_actions.get(alarm.name)
+            self.progress.alarm(alarm.name, f"{alarm.message} {alarm.advice}", action)
+            if is_first():
+                append_alarm(self.directory.alarms, alarm, action)
+            if action == "stop":
+                stop = alarm
+            elif action is not None:
+                controls = self.controls.after_alarm(action)
+                if controls.temperature_factor != self.controls.temperature_factor and self.position.replay_components:
+                    # Log-probs at another temperature do not compare.
+                    self.replay = self.policy.empty_replay(self.position.replay_components)
+                self.position = self.position.with_controls(controls.to_json())
+                self._set_temperature()
+        return stop
 
     def _advance(self, scores: Scores, problems_per_step: int, seed: int) -> bool:
         """Moves the curriculum on where the test of its current stage says so; whether it did."""

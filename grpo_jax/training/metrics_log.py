@@ -58,7 +58,7 @@ class MetricsLog:
             total_step: the step within the run, as its checkpoints count.
             metrics: numbers or arrays of one element; None is a metric that does not apply.
         """
-        values = {name: _plain(name, value) for name, value in metrics.items()}
+        values = self.plain(metrics)
         record: Record = {"phase": phase, "step": step, "total_step": total_step, **values}
         self._file.write(_line(record))
         self._file.flush()
@@ -68,6 +68,11 @@ class MetricsLog:
                 if value is not None:
                     self._events.add_scalar(f"{phase}/{name}", value, total_step)
         return record
+
+    @staticmethod
+    def plain(metrics: Mapping[str, float | Scalar | None]) -> dict[str, float | int | None]:
+        """The metrics as a record holds them: plain numbers, None where there is none."""
+        return {name: _plain(name, value) for name, value in metrics.items()}
 
     def records(self, phase: Phase | None = None) -> list[Record]:
         """The records so far, of all phases or of one; those from before a resumption included."""

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-from grpo_jax.checkpoint import GGUFModel
+from grpo_jax.checkpoint import ExportedModel, GGUFModel, open_pretrained
 from grpo_jax.data import CharacterTokenizer, HFTokenizer, Tokenizer
 from grpo_jax.data.arithmetic import ALPHABET
 from grpo_jax.model import ModelConfig, check_divisible, init_params, param_axes
-from grpo_jax.parallel import make_mesh, tree_shardings
+from grpo_jax.objectives import GRPOConfig
+from grpo_jax.parallel import make_mesh, replicated, tree_shardings
 from grpo_jax.training.config import RunConfig, TokenizerConfig
 from grpo_jax.training.position import Position
+from grpo_jax.training.replay import empty_buffer
+from grpo_jax.training.rows import Rows
 from grpo_jax.training.rules import check_vocabulary
 from grpo_jax.training.state import StepConfig, abstract_state, place_params
 from grpo_jax.types import Params
@@ -57,8 +60,8 @@ class Policy:
         return StepConfig(
             model=self.model,
             optimizer=config.grpo.optimizer,
-            total_updates=max(config.grpo.steps * config.grpo.updates_per_rollout, 1),
-            objective=config.grpo.objective,
+            total_updates=max(config.grpo.steps * config.grpo.updates_a_step, 1),
+            objective=self._objective,
             microbatches=config.grpo.microbatches,
             logit_chunk=config.logit_chunk,
             temperature=config.rollout.sampler.temperature,
@@ -66,14 +69,41 @@ class Policy:
         )
 
     @property
+    def _objective(self) -> GRPOConfig:
+        """The objective, with a fixed length left open filled in: the most tokens of a completion (Dr. GRPO)."""
+        objective = self.config.grpo.objective
+        if objective.policy.summed_by != "sequence_sum_fixed" or objective.policy.length is not None:
+            return objective
+        policy = dataclasses.replace(objective.policy, fixed_length=self.config.rollout.max_completion_tokens)
+        return dataclasses.replace(objective, policy=policy)
+
+    @property
     def needs_reference(self) -> bool:
         """Whether GRPO holds a reference policy; without a KL term none is loaded and none is kept."""
         return self.config.grpo.kl_coef > 0 and self.config.grpo.steps > 0
 
+    @property
+    def has_replay(self) -> bool:
+        """Whether GRPO holds groups of earlier rollouts to train on again."""
+        return self.config.grpo.groups.dead == "replay" and self.config.grpo.steps > 0
+
     def abstract_arrays(self, position: Position) -> dict[str, Any]:
         """Shapes, dtypes and shardings of what a checkpoint at this position holds."""
         train = abstract_state(self.sft_step_config if position.phase == "sft" else self.grpo_step_config)
-        return {"train": train} | ({"reference": train.params} if position.has_reference else {})
+        arrays = {"train": train} | ({"reference": train.params} if position.has_reference else {})
+        if position.replay_components is not None:
+            buffer = self.empty_replay(position.replay_components)
+            sharding = None if self.mesh is None else replicated(self.mesh)
+            arrays["replay"] = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), buffer
+            )
+        return arrays
+
+    def empty_replay(self, components: Sequence[str]) -> Rows:
+        """The replay buffer before the first group; `components` are the names of the reward's parts."""
+        grpo = self.config.grpo
+        groups = 2 * grpo.prompts if grpo.groups.replay_groups is None else grpo.groups.replay_groups
+        return empty_buffer(groups, grpo.group_size, self.config.max_tokens, components)
 
 
 def build_policy(config: RunConfig) -> Policy:
@@ -83,7 +113,7 @@ def build_policy(config: RunConfig) -> Policy:
       ValueError: a part cannot be built from the config; names it.
     """
     mesh = make_mesh(config.mesh_shape) if config.mesh_shape.size > 1 else None
-    pretrained = None if config.pretrained is None else GGUFModel(config.pretrained.path)
+    pretrained = None if config.pretrained is None else open_pretrained(config.pretrained.path)
     tokenizer = _tokenizer(config.data.tokenizer) if pretrained is None else pretrained.tokenizer()
     model = _model(config, pretrained, tokenizer)
 
@@ -103,7 +133,7 @@ def _tokenizer(config: TokenizerConfig) -> Tokenizer:
     return CharacterTokenizer(ALPHABET if config.alphabet is None else config.alphabet)
 
 
-def _model(config: RunConfig, pretrained: GGUFModel | None, tokenizer: Tokenizer) -> ModelConfig:
+def _model(config: RunConfig, pretrained: ExportedModel | GGUFModel | None, tokenizer: Tokenizer) -> ModelConfig:
     check_vocabulary(config, tokenizer.vocab_size)
     if pretrained is None:
         assert config.model is not None

@@ -21,6 +21,8 @@ class Position:
       tokenizer: fingerprint of the tokenizer that the parameters were trained with.
       data: fingerprint of the task's problems.
       has_reference: whether a reference policy is held here.
+      controls: the state of the schedules and what alarms have changed (`Controls`); empty before GRPO.
+      replay_components: names of the reward's parts in the replay buffer that is held here; None where there is none.
     """
 
     phase: TrainingPhase
@@ -29,20 +31,40 @@ class Position:
     tokenizer: str
     data: str
     has_reference: bool
+    controls: dict[str, Any]
+    replay_components: list[str] | None
 
     @classmethod
     def start(
-        cls, phase: TrainingPhase, stages: tuple[str, ...], *, tokenizer: str, data: str, has_reference: bool = False
+        cls,
+        phase: TrainingPhase,
+        stages: tuple[str, ...],
+        *,
+        tokenizer: str,
+        data: str,
+        has_reference: bool = False,
+        controls: dict[str, Any] | None = None,
+        replay_components: list[str] | None = None,
     ) -> Self:
         """The beginning of a phase."""
-        curriculum = initial_state(stages)
         return cls(
-            phase=phase, step=0, curriculum=curriculum, tokenizer=tokenizer, data=data, has_reference=has_reference
+            phase=phase,
+            step=0,
+            curriculum=initial_state(stages),
+            tokenizer=tokenizer,
+            data=data,
+            has_reference=has_reference,
+            controls=controls or {},
+            replay_components=replay_components,
         )
 
     def after_step(self) -> Self:
         """One step further."""
         return dataclasses.replace(self, step=self.step + 1)
+
+    def with_controls(self, controls: dict[str, Any]) -> Self:
+        """The same point with other controls."""
+        return dataclasses.replace(self, controls=controls)
 
     def with_curriculum(self, curriculum: CurriculumState) -> Self:
         """The same point with the curriculum moved on."""

@@ -28,6 +28,9 @@ SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
     "tokens_per_second": ("tokens/s", "{:,.0f}".format),
 }
 
+# Steps for which a raised alarm stays on the progress line.
+ALARM_STEPS = 10
+
 # Shown until a phase's first step has ended, which can take a minute and more.
 FIRST_STEP = "compiling the first step"
 
@@ -69,6 +72,7 @@ class Progress:
         self._bar: RichBar | None = None
         self._task: Any = None
         self._phase, self._total, self._time_left, self._last_line = "", 0, TimeLeft(clock), -PLAIN_INTERVAL
+        self._alarms: dict[str, int] = {}
 
     def note(self, text: str) -> None:
         """Shows a line of text, above the bar where there is one."""
@@ -110,7 +114,8 @@ class Progress:
         """
         self._time_left.stepped()
         left = self._time_left.seconds(self._total - step)
-        shown = shown_metrics(self._phase, metrics)
+        shown = shown_metrics(self._phase, metrics) + [f"! {name}" for name in self._alarms]
+        self._alarms = {name: steps - 1 for name, steps in self._alarms.items() if steps > 1}
         if self._bar is not None:
             self._bar.update(self._task, completed=step, shown="  ".join(shown), left=left)
             return
@@ -119,6 +124,11 @@ class Progress:
             self._last_line = now
             until = [] if left is None or step == self._total else [f"{duration(left)} left"]
             self.note("  ".join([f"{self._phase} {step}/{self._total}", *shown, *until]))
+
+    def alarm(self, name: str, text: str, action: str | None) -> None:
+        """Shows an alarm in a line of its own, and its name on the progress line for some steps."""
+        self._alarms[name] = ALARM_STEPS
+        self.note(f"alarm {name}: {text}" + (f" Done now: {action}." if action else ""))
 
     def tested(self, title: str, scores: Scores) -> None:
         """Shows the outcome of a test in one line, beside whatever phase goes on."""

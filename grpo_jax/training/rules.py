@@ -1,10 +1,12 @@
 """The rules that span the sections of a run's configuration: what each section alone cannot know to be impossible."""
 
 import difflib
+import math
 
 from grpo_jax.data import TASKS
 from grpo_jax.model import check_divisible
 from grpo_jax.training.config import RunConfig, TokenizerConfig
+from grpo_jax.training.schedules import check_schedules
 from grpo_jax.training.schema import ConfigError
 
 # The tasks of grpo_jax.data.TASKS that read data.path.
@@ -104,6 +106,11 @@ def _check_data(config: RunConfig) -> None:
 
 
 def _check_curriculum(config: RunConfig) -> None:
+    _refuse_unless(
+        config.data.curriculum.mode != "difficulty" or config.grpo.steps > 0,
+        "data.curriculum.mode is 'difficulty', but grpo.steps is 0, and only the rollouts of GRPO say what is difficult. "
+        "Set it to mixed",
+    )
     for phase, steps, key, every in (
         ("SFT", config.sft.steps, "evaluation.sft_every", config.evaluation.sft_every),
         ("GRPO", config.grpo.steps, "evaluation.every", config.evaluation.every),
@@ -122,7 +129,7 @@ def _check_phases(config: RunConfig) -> None:
     )
     for section, steps, optimizer in (
         ("sft", config.sft.steps, config.sft.optimizer),
-        ("grpo", config.grpo.steps * config.grpo.updates_per_rollout, config.grpo.optimizer),
+        ("grpo", config.grpo.steps * config.grpo.updates_a_step, config.grpo.optimizer),
     ):
         _refuse_unless(
             steps == 0 or optimizer.warmup_steps <= steps,
@@ -153,16 +160,22 @@ def _check_rows(config: RunConfig) -> None:
         f"{_neighbours(evaluation.rows, evaluation.samples)}",
     )
     shards = config.mesh_shape.row_shards
-    for phase, steps, rows, name, microbatches in (
-        ("sft", config.sft.steps, config.sft.rows, "sft.rows", config.sft.microbatches),
-        ("grpo", config.grpo.steps, config.grpo.rows, "grpo.prompts × grpo.group_size", config.grpo.microbatches),
-        ("evaluation", 1, config.evaluation.rows, "evaluation.rows", 1),
+    sft, grpo = config.sft, config.grpo
+    for steps, rows, name, divisors in (
+        (sft.steps, sft.rows, "sft.rows", {"sft.microbatches": sft.microbatches}),
+        (
+            grpo.steps,
+            grpo.rows,
+            "grpo.prompts × grpo.group_size",
+            {"grpo.minibatches": grpo.minibatches, "grpo.microbatches": grpo.microbatches},
+        ),
+        (1, config.evaluation.rows, "evaluation.rows", {}),
     ):
-        parts = microbatches * shards
-        of_microbatches = f"{phase}.microbatches {microbatches} × " if phase != "evaluation" else ""
+        parts = math.prod(divisors.values()) * shards
+        named = "".join(f"{key} {value} × " for key, value in divisors.items() if key != "grpo.minibatches" or value > 1)
         _refuse_unless(
             steps == 0 or rows % parts == 0,
-            f"{name} is {rows}, but it must be divisible by {parts} ({of_microbatches}the {shards} row shards of mesh "
+            f"{name} is {rows}, but it must be divisible by {parts} ({named}the {shards} row shards of mesh "
             f"{config.mesh!r}): every device takes equally many rows. The nearest that fit are "
             f"{_neighbours(rows, parts)}",
         )
@@ -173,4 +186,47 @@ def _neighbours(rows: int, parts: int) -> str:
     return " and ".join(str(value) for value in (below, below + parts) if value > 0)
 
 
-_RULES = (_check_curriculum, _check_model, _check_data, _check_phases, _check_sampling, _check_rows)
+def _check_schedules(config: RunConfig) -> None:
+    grpo = config.grpo
+    if grpo.steps == 0:
+        return
+    try:
+        check_schedules(config.schedules, config.coefficients, grpo.steps, grpo.rows)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    scheduled = config.schedules.entropy_coef.kind != "constant"
+    _refuse_unless(
+        grpo.has_entropy_bonus or not scheduled,
+        f"schedules.entropy_coef.kind is {config.schedules.entropy_coef.kind!r}, but grpo.entropy_coef is null: there is no "
+        "entropy bonus to weigh. Set grpo.entropy_coef to where the schedule starts, 0 for entropy_target",
+    )
+    _refuse_unless(
+        grpo.entropy_coef != 0 or scheduled,
+        "grpo.entropy_coef is 0.0, but with a constant schedule it must be above 0 or null: a bonus of weight 0 changes "
+        "nothing. Set schedules.entropy_coef.kind to entropy_target to let it rise",
+    )
+
+
+def _check_alarms(config: RunConfig) -> None:
+    raising = [alarm for alarm, action in config.alarm_actions.items() if action == "raise_kl"]
+    _refuse_unless(
+        config.grpo.steps == 0 or not raising or config.grpo.kl_coef > 0,
+        f"on_alarm is {config.on_alarm!r}, but grpo.kl_coef is 0: there is no KL coefficient to raise, nor a reference to "
+        "hold on to. Set grpo.kl_coef above 0, or choose another action",
+    )
+    _refuse_unless(
+        config.grpo.steps > 0 or not config.alarm_actions,
+        f"on_alarm is {config.on_alarm!r}, but grpo.steps is 0: the monitor watches GRPO. Leave it out",
+    )
+
+
+_RULES = (
+    _check_curriculum,
+    _check_model,
+    _check_data,
+    _check_phases,
+    _check_sampling,
+    _check_rows,
+    _check_schedules,
+    _check_alarms,
+)

@@ -17,7 +17,8 @@ from grpo_jax.training.config import RunConfig
 from grpo_jax.training.schema import ConfigError
 
 # What may differ when a run goes on. None of it changes what is computed, rounding apart, except grpo.steps, which
-# changes how much of it. Everything else would make the run another run.
+# changes how much of it, and monitor and on_alarm, which say what is done when it goes wrong. Everything else would make
+# the run another run.
 MAY_CHANGE = (
     "checkpoint",
     "evaluation.every",
@@ -30,6 +31,8 @@ MAY_CHANGE = (
     "mesh",
     "model.remat",
     "model.scan_unroll",
+    "monitor",
+    "on_alarm",
     "run_dir",
     "sft.microbatches",
 )
@@ -52,6 +55,10 @@ class RunDirectory:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def alarms(self) -> Path:
+        return self.path / "alarms.jsonl"
 
     @property
     def summary(self) -> Path:
@@ -227,7 +234,7 @@ def _begin(directory: RunDirectory, name: str, resume: bool) -> None:
             f"run_dir is {name!r}, but a run with checkpoints is already there. Continue it with --resume, or choose "
             "another directory with --run_dir"
         )
-    own = {directory.lock, directory.config, directory.metrics, directory.summary}
+    own = {directory.lock, directory.config, directory.metrics, directory.alarms, directory.summary}
     own |= {directory.samples, directory.plots, directory.tensorboard, directory.checkpoints}
     # A temporary file is what atomic_write leaves behind when it is killed.
     strangers = [
@@ -242,7 +249,7 @@ def _begin(directory: RunDirectory, name: str, resume: bool) -> None:
             f"run_dir is {name!r}, but it holds other files than a run's: {', '.join(sorted(strangers)[:5])}. Choose "
             "an empty or new directory with --run_dir"
         )
-    for file in (directory.metrics, directory.summary):
+    for file in (directory.metrics, directory.alarms, directory.summary):
         file.unlink(missing_ok=True)
     for folder in (directory.samples, directory.plots, directory.tensorboard, directory.checkpoints):
         if folder.is_dir():

@@ -32,9 +32,7 @@ def sft_batch(experiment: Experiment, curriculum: CurriculumState, step: int) ->
     def place(array: np.ndarray) -> Array:
         return place_rows(array[order], experiment.policy.mesh)
 
-    return SFTBatch(
-        tokens=place(rows.tokens), segments=place(rows.segments), completion_mask=place(rows.completion_mask)
-    )
+    return SFTBatch(tokens=place(rows.tokens), segments=place(rows.segments), completion_mask=place(rows.completion_mask))
 
 
 def sft_seed(seed: int) -> int:

@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from grpo_jax.model import hidden_states, unembedding
 from grpo_jax.objectives import (
+    Coefficients,
     LossSums,
     add_sums,
     completion_mask,
@@ -59,16 +60,18 @@ class GRPOBatch:
     A row is [prompt, completion, unused]; index t of a log-prob array belongs to token t.
     `row_weights` is 1 for a row that counts and 0 for one left out of the loss and of its denominator.
     `old_logprobs` None means on-policy: the ratio is exactly 1. `ref_logprobs` None means no reference policy.
+    `selected` is what `select_tokens` gives; only the covariance terms have a use for it.
     """
 
     tokens: Int[Array, "B T"]
     prompt_lengths: Int[Array, " B"]
     lengths: Int[Array, " B"]
-    advantages: Float[Array, " B"]
+    advantages: Float[Array, " B"] | Float[Array, "B T"]
     row_weights: Float[Array, " B"]
     sampler_logprobs: Float[Array, "B T"] | None = None
     ref_logprobs: Float[Array, "B T"] | None = None
     old_logprobs: Float[Array, "B T"] | None = None
+    selected: Bool[Array, "B T"] | None = None
 
 
 def _split(batch: Any, microbatches: int, config: StepConfig) -> Any:
@@ -139,20 +142,24 @@ def _stats(
     tokens: Int[Array, "B T"],
     temperature: float,
     segments: Int[Array, "B T"] | None = None,
+    entropy_gradient: bool = False,
 ) -> Any:
     hidden = hidden_states(config.model, params, tokens, mesh=config.mesh, segments_BT=segments)
     kernel = unembedding(config.model, params)
-    return token_logprobs(hidden, kernel, tokens, temperature=temperature, chunk=config.logit_chunk)
+    return token_logprobs(
+        hidden, kernel, tokens, temperature=temperature, chunk=config.logit_chunk, entropy_gradient=entropy_gradient
+    )
 
 
 @partial(jax.jit, donate_argnums=0)
-def grpo_step(state: TrainState, batch: GRPOBatch) -> tuple[TrainState, Metrics]:
-    """One GRPO update (DeepSeekMath, arXiv 2402.03300): clipped surrogate plus KL to the reference policy.
+def grpo_step(state: TrainState, batch: GRPOBatch, coefficients: Coefficients | None = None) -> tuple[TrainState, Metrics]:
+    """One GRPO update (DeepSeekMath, arXiv 2402.03300): policy term, KL to the reference policy, entropy bonus.
 
     Args:
       state: donated. `state.config.objective` names the loss.
       batch: rows whose number is divisible by `state.config.microbatches`. Of several microbatches, trailing ones
         without a live row cost nothing.
+      coefficients: weights of KL and entropy where they are not the objective's own; other values do not compile again.
 
     Returns:
       (state, metrics), metrics as scalars still on the device.
@@ -163,17 +170,19 @@ def grpo_step(state: TrainState, batch: GRPOBatch) -> tuple[TrainState, Metrics]
     parts = _split(batch, config.microbatches, config)
 
     def loss(params: Params, part: GRPOBatch) -> tuple[Float[Array, ""], Any]:
-        stats = _stats(config, params, part.tokens, config.temperature)
+        stats = _stats(config, params, part.tokens, config.temperature, entropy_gradient=config.objective.has_entropy_bonus)
         total, sums = grpo_loss(
             config.objective,
             logprobs_BT=stats.logprobs_BT,
             old_logprobs_BT=part.old_logprobs,
             ref_logprobs_BT=part.ref_logprobs,
             sampler_logprobs_BT=part.sampler_logprobs,
-            advantages_B=part.advantages,
+            advantages=part.advantages,
             row_weight_B=part.row_weights,
             mask_BT=completion_mask(part.prompt_lengths, part.lengths, part.tokens.shape[1]),
             entropy_BT=stats.entropy_BT,
+            selected_BT=part.selected,
+            coefficients=coefficients,
         )
         return total / denominator, sums
 

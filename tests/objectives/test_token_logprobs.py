@@ -22,7 +22,7 @@ def inputs(seed=0, dtype=np.float32):
     return hidden.astype(dtype), kernel.astype(dtype), rng.integers(0, V, (B, T), dtype=np.int32)
 
 
-score = jax.jit(token_logprobs, static_argnames=("temperature", "chunk"))
+score = jax.jit(token_logprobs, static_argnames=("temperature", "chunk", "entropy_gradient"))
 
 
 @functools.partial(jax.jit, static_argnames=("chunk", "temperature"))
@@ -83,10 +83,121 @@ def test_index_zero_is_zero_and_index_t_is_scored_from_the_hidden_state_before_i
         np.testing.assert_array_equal(np.any(np.asarray(d_hidden) != 0, axis=(0, 2)), np.arange(T) == index - 1)
 
 
-def test_entropy_has_no_gradient():
+@functools.partial(jax.jit, static_argnames=("chunk", "temperature", "entropy_gradient"))
+def both_gradients(hidden, kernel, tokens, cotangents, chunk, temperature=1.0, entropy_gradient=True):
+    """Gradients of Σ cotangents[0] · log-prob + cotangents[1] · entropy, where a cotangent of 0 selects nothing."""
+
+    def loss(hidden, kernel):
+        stats = token_logprobs(
+            hidden, kernel, tokens, temperature=temperature, chunk=chunk, entropy_gradient=entropy_gradient
+        )
+        return sum(jnp.sum(jnp.where(c != 0, s * c, 0.0)) for s, c in zip(stats, cotangents, strict=True))
+
+    return jax.grad(loss, (0, 1))(hidden, kernel)
+
+
+def cotangents_of(which, seed=1):
+    """Random ones for the log-probs and the entropies; those not in `which` are 0."""
+    values = np.random.default_rng(seed).normal(size=(2, B, T)).astype(np.float32)
+    return tuple(value * (name in which) for name, value in zip(("logprobs", "entropy"), values, strict=True))
+
+
+BOTH = ("logprobs", "entropy")
+
+
+@pytest.mark.parametrize("which", [("entropy",), BOTH])
+@pytest.mark.parametrize(("chunk", "temperature"), [(3, 0.6), (T, 1.0)])
+def test_the_entropys_gradient_matches_finite_differences_of_the_oracle(chunk, temperature, which):
     hidden, kernel, tokens = inputs()
-    found = jax.grad(lambda h, k: score(h, k, tokens, chunk=3).entropy_BT.sum(), (0, 1))(hidden, kernel)
+    cotangents = cotangents_of(which)
+
+    def loss(hidden, kernel):
+        stats = oracle.token_stats(hidden, kernel, np.asarray(tokens), temperature)
+        return float(sum(np.sum(s * c) for s, c in zip(stats, cotangents, strict=True)))
+
+    found = both_gradients(hidden, kernel, tokens, cotangents, chunk, temperature)
+    np.testing.assert_allclose(found[0], oracle.gradient(lambda h: loss(h, kernel), hidden), atol=2e-5)
+    np.testing.assert_allclose(found[1], oracle.gradient(lambda k: loss(hidden, k), kernel), atol=2e-5)
+
+
+@jax.jit
+def gradients_of_all_logits(hidden, kernel, tokens, cotangents, temperature):
+    """The same by automatic differentiation, with nothing chunked and nothing written out."""
+
+    def loss(hidden, kernel):
+        log_p = jax.nn.log_softmax(hidden[:, :-1] @ kernel / temperature)
+        logprobs = jnp.take_along_axis(log_p, tokens[:, 1:, None], axis=-1)[..., 0]
+        entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+        return jnp.sum(logprobs * cotangents[0][:, 1:]) + jnp.sum(entropy * cotangents[1][:, 1:])
+
+    return jax.grad(loss, (0, 1))(hidden, kernel)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 5, T, T + 5])
+def test_at_every_chunk_both_gradients_are_those_of_automatic_differentiation(chunk):
+    hidden, kernel, tokens = inputs()
+    cotangents = cotangents_of(BOTH)
+    expected = gradients_of_all_logits(hidden, kernel, tokens, cotangents, 0.7)
+    for found, gradient in zip(both_gradients(hidden, kernel, tokens, cotangents, chunk, 0.7), expected, strict=True):
+        np.testing.assert_allclose(found, gradient, atol=2e-5)
+
+
+def test_a_gradient_asked_for_changes_no_value():
+    hidden, kernel, tokens = inputs()
+    plain = score(hidden, kernel, tokens, chunk=3)
+    for found, expected in zip(score(hidden, kernel, tokens, chunk=3, entropy_gradient=True), plain, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("chunk", [3, T])
+def test_entropy_has_no_gradient_unless_asked_for(chunk):
+    hidden, kernel, tokens = inputs()
+    assert all(np.any(g) for g in both_gradients(hidden, kernel, tokens, cotangents_of(("entropy",)), chunk))
+    found = both_gradients(hidden, kernel, tokens, cotangents_of(("entropy",)), chunk, entropy_gradient=False)
     assert all(not np.any(gradient) for gradient in found)
+    # To the bit: neither does it reach the gradient of the log-probs.
+    found, expected = (
+        both_gradients(hidden, kernel, tokens, cotangents_of(which), chunk, entropy_gradient=False)
+        for which in (BOTH, ("logprobs",))
+    )
+    for gradient, alone in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(gradient, alone)
+
+
+@pytest.mark.parametrize("scale", [0.0, 30.0, 1e4])
+def test_the_entropys_gradient_is_finite_for_logits_of_any_size(scale):
+    hidden, kernel, tokens = inputs()
+    found = both_gradients(hidden * np.float32(scale), kernel, tokens, cotangents_of(BOTH), T)
+    assert all(np.all(np.isfinite(gradient)) for gradient in found)
+
+
+@pytest.mark.parametrize("garbage", [1e4, -1e4, np.nan, np.inf])
+@pytest.mark.parametrize("chunk", [3, T])
+def test_a_place_whose_both_cotangents_are_zero_adds_exactly_nothing_whatever_it_holds(garbage, chunk):
+    hidden, kernel, tokens = inputs()
+    logprobs, entropy = (c.copy() for c in cotangents_of(BOTH))
+    # By place of the row: log-prob alone, both, entropy alone, and none in places 4 to 6.
+    logprobs[:, 3:], entropy[:, :2], entropy[:, 4:] = 0.0, 0.0, 0.0
+    unused = np.roll((logprobs == 0) & (entropy == 0), -1, axis=1)
+    unused[:, -1] = True  # no token is scored from the last
+    planted = np.where(unused[..., None], np.float32(garbage), hidden)
+    clean, dirty = (both_gradients(h, kernel, tokens, (logprobs, entropy), chunk) for h in (hidden, planted))
+    for found, expected in zip(dirty, clean, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    d_hidden = np.asarray(dirty[0])
+    np.testing.assert_array_equal(d_hidden[unused], 0.0)
+    assert np.all(np.any(d_hidden[:, :3] != 0, axis=2))  # one cotangent is enough to count
+
+
+def test_an_unknown_token_takes_nothing_from_the_gradient_of_its_places_entropy():
+    hidden, kernel, tokens = inputs()
+    planted = tokens.copy()
+    planted[:, 2] = 10_000
+    logprobs, entropy = (c.copy() for c in cotangents_of(BOTH))
+    logprobs[:, 2] = 0.0
+    found, expected = (both_gradients(hidden, kernel, t, (logprobs, entropy), 3) for t in (planted, tokens))
+    for gradient, clean in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(gradient, clean)
 
 
 @pytest.mark.parametrize("garbage", [1e4, -1e4, np.nan, np.inf])
@@ -138,6 +249,17 @@ def test_bfloat16_inputs_are_scored_in_float32():
     np.testing.assert_allclose(stats.entropy_BT, entropy, atol=1e-5)
 
 
+def test_the_entropys_gradient_in_bfloat16_is_that_of_its_inputs_but_for_rounding():
+    hidden, kernel, tokens = inputs(dtype=jnp.bfloat16)
+    cotangents = cotangents_of(BOTH)
+    found = both_gradients(hidden, kernel, tokens, cotangents, 3)
+    assert all(gradient.dtype == jnp.bfloat16 for gradient in found)
+    expected = gradients_of_all_logits(hidden.astype(np.float32), kernel.astype(np.float32), tokens, cotangents, 1.0)
+    for gradient, exact in zip(found, expected, strict=True):
+        # 8 bits: the gradient of a logit and the result are rounded, each by 2^-9 of its size, and summed over 11 logits.
+        np.testing.assert_allclose(gradient.astype(np.float32), exact, atol=2**-7 * np.max(np.abs(exact)))
+
+
 @pytest.mark.parametrize("kernel_dtype", [jnp.bfloat16, jnp.float32])
 def test_the_kernels_gradient_is_added_up_over_chunks_in_float32(kernel_dtype):
     """256 equal contributions: a bfloat16 sum stands still once it is 256 times its addend."""
@@ -151,12 +273,18 @@ def test_the_kernels_gradient_is_added_up_over_chunks_in_float32(kernel_dtype):
 def test_sharded_rows_and_vocabulary_agree_with_one_device():
     rng = np.random.default_rng(3)
     hidden, kernel = jnp.asarray(rng.normal(size=(4, 8, 6)), jnp.float32), jnp.asarray(rng.normal(size=(6, 16)), jnp.float32)
-    tokens, cotangent = jnp.asarray(rng.integers(0, 16, (4, 8))), jnp.asarray(rng.normal(size=(4, 8)), jnp.float32)
+    tokens = jnp.asarray(rng.integers(0, 16, (4, 8)))
+    cotangents = tuple(jnp.asarray(rng.normal(size=(2, 4, 8)), jnp.float32))
     mesh = jax.make_mesh((2, 4), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
     rows, both = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("fsdp",), ("fsdp", "tensor")))
-    placed = [jax.device_put(x, s) for x, s in ((hidden, rows), (kernel, both), (tokens, rows), (cotangent, rows))]
-    for found, expected in zip(gradients(*placed, 4), gradients(hidden, kernel, tokens, cotangent, 4), strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+    placed = [jax.device_put(x, s) for x, s in ((hidden, rows), (kernel, both), (tokens, rows), (cotangents, rows))]
+    for entropy_gradient in (False, True):
+        found, expected = (
+            both_gradients(*where, 4, entropy_gradient=entropy_gradient)
+            for where in (placed, (hidden, kernel, tokens, cotangents))
+        )
+        for gradient, alone in zip(found, expected, strict=True):
+            np.testing.assert_allclose(gradient, alone, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,8 @@ def test_vocabulary_smaller_than_the_tokenizer_is_refused() -> None:
 
 
 def test_objective_of_a_grpo_section_has_every_field_of_the_objective() -> None:
-    section = GRPORunConfig(kl_coef=0.5, clip_high=0.3, dead_groups="drop", steps=7)
-    assert section.objective == GRPOConfig(kl_coef=0.5, clip_high=0.3, dead_groups="drop")
+    section = GRPORunConfig(kl_coef=0.5, entropy_coef=0.1, steps=7)
+    assert section.objective == GRPOConfig(kl_coef=0.5, entropy_coef=0.1)
 
 
 def test_warm_up_is_measured_in_updates_not_rollouts() -> None:

@@ -101,7 +101,7 @@ def test_numbers_in_exponent_form_are_numbers(tmp_path: Path, text: str, value: 
         ("grpo.steps", "true", ["grpo.steps", "true", "a whole number"]),
         ("grpo.steps", "null", ["grpo.steps", "null", "a whole number"]),
         ("logging.plots", "1", ["logging.plots", "1", "true or false"]),
-        ("grpo.aggregation", "token_men", ["token_men", "sequence_mean, token_mean", "mean token_mean"]),
+        ("grpo.policy.aggregation", "token_men", ["token_men", "token_mean, sequence_mean", "mean token_mean"]),
         ("sft.optimizer", "fast", ["sft.optimizer", "'fast'", "section"]),
         ("data.tokenizer.eos", "<eos>", ["data.tokenizer.eos", "'<eos>'", "a list, each item text"]),
         ("data.tokenizer.eos", "[a, 1]", ["data.tokenizer.eos[1]", "1", "text"]),

@@ -27,7 +27,7 @@ model: {vocab_size: 26, num_layers: 1, embed_dim: 16, mlp_dim: 16,
         mla: {num_heads: 2, kv_rank: 8, nope_dim: 4, rope_dim: 4, value_dim: 4}}
 data: {max_prompt_tokens: 12}
 sft: {steps: 8, rows: 8}
-grpo: {steps: 6, prompts: 5, group_size: 4, microbatches: 2, dead_groups: drop, optimizer: {learning_rate: 1.0e-3}}
+grpo: {steps: 6, prompts: 5, group_size: 4, microbatches: 2, groups: {dead: drop}, optimizer: {learning_rate: 1.0e-3}}
 rollout: {max_completion_tokens: 46}
 evaluation: {problems: 2, samples: 2, rows: 8, every: 3}
 checkpoint: {every: 3, keep: 2}

@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 from grpo_jax.model import hidden_states, init_params, unembedding
-from grpo_jax.objectives import GRPOConfig, token_logprobs
+from grpo_jax.objectives import GRPOConfig, PolicyConfig, token_logprobs
 from grpo_jax.parallel import MeshShape, make_mesh
 from grpo_jax.training.rows import live_first, place_rows
 from grpo_jax.training.state import StepConfig, TrainState, abstract_state
@@ -152,7 +152,7 @@ def test_on_policy_ratio_is_exactly_one_and_nothing_is_clipped() -> None:
 
 
 def test_second_update_on_a_rollout_is_off_policy_and_is_clipped() -> None:
-    config = tiny.step_config(objective=GRPOConfig(kl_coef=0.0, clip_low=0.001, clip_high=0.001))
+    config = tiny.step_config(objective=GRPOConfig(kl_coef=0.0, policy=PolicyConfig(clip_low=0.001, clip_high=0.001)))
     batch = tiny.grpo_batch(config)
     state = tiny.state(config)
     batch = batch.replace(old_logprobs=np.asarray(score(config, state.params, batch.tokens)))
