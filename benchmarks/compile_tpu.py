@@ -56,9 +56,7 @@ def main() -> None:
     parser.add_argument("--mesh", default="8x8")
     arguments = parser.parse_args()
     mesh = mesh_of(arguments.topology, MeshShape.parse(arguments.mesh))
-    config = StepConfig(
-        model=MODEL, microbatches=MICROBATCHES, logit_chunk=256, mesh=mesh
-    )
+    config = StepConfig(model=MODEL, microbatches=MICROBATCHES, logit_chunk=256, mesh=mesh)
     state = abstract_state(config)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     print(f"{parameters:,} parameters, {ROWS} rows of {LENGTH} tokens, {arguments.topology}, mesh {arguments.mesh}")

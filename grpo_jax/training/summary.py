@@ -12,6 +12,7 @@ import jax
 
 from grpo_jax.checkpoint.atomic import atomic_write
 from grpo_jax.evaluation.scores import Scores, from_record, overall
+from grpo_jax.training.alarms import ALARMS
 from grpo_jax.training.config import RunConfig
 from grpo_jax.training.memory import peak_memory
 from grpo_jax.training.metrics_log import Record
@@ -39,6 +40,7 @@ class Summary:
         steps: steps done of each phase.
         after_sft: the test before the first GRPO step; None where there was none.
         after_grpo: the last test after a GRPO step; None where there was none.
+        alarms: how often each alarm of the monitor was raised.
         seconds: seconds spent on each kind of work, restarts included.
         tokens_per_second: tokens over seconds, of each phase and of sampling alone; None where nothing was measured.
         peak_memory_bytes: the most memory that a process of the run and its fullest device have used; None where the
@@ -55,6 +57,7 @@ class Summary:
     steps: Mapping[str, int]
     after_sft: Scores | None
     after_grpo: Scores | None
+    alarms: Mapping[str, int]
     seconds: Mapping[str, float]
     tokens_per_second: Mapping[str, float | None]
     peak_memory_bytes: Mapping[str, int | None]
@@ -93,6 +96,7 @@ def summarize(config: RunConfig, records: Sequence[Record], *, status: Status, p
         steps={phase: max((r["step"] for r in records if r["phase"] == phase), default=0) for phase in ("sft", "grpo")},
         after_sft=before,
         after_grpo=after,
+        alarms={name: sum(record.get(f"alarm/{name}", 0) for record in records) for name in ALARMS},
         seconds=_seconds(records),
         tokens_per_second=_tokens_per_second(records),
         peak_memory_bytes=peak_memory(records),

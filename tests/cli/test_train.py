@@ -52,6 +52,33 @@ def test_run_is_resumed_by_its_directory_alone(capsys: pytest.CaptureFixture[str
     assert printed(capsys, tmp_path, "--resume", "--run_dir", run, "--grpo.steps", "9").grpo.steps == 9
 
 
+def test_recipe_goes_over_the_file_and_under_the_options(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = printed(capsys, tmp_path, "--recipe", "dapo", "--grpo.minibatches", "2")
+    assert config == configfile.load(SMOKE, [("grpo.minibatches", "2")], "dapo")
+    assert config.grpo.policy.term == "dapo" and config.grpo.minibatches == 2
+
+
+def test_unknown_recipe_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--recipe", "dapoo"], default_config=SMOKE) == cli.REFUSED
+    assert "nearest is dapo" in capsys.readouterr().err
+
+
+def test_recipe_named_again_to_resume_must_continue_the_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    begun = ["--recipe", "gspo", "--grpo.minibatches", "2", "--run_dir", run]
+    saved = printed(capsys, tmp_path, *begun)
+    with open_run(saved, resume=False):
+        pass
+    assert printed(capsys, tmp_path, "--resume", "--run_dir", run) == saved
+    # The whole command line once more, with the file and without.
+    assert printed(capsys, tmp_path, *begun, "--resume") == saved
+    assert printed(capsys, tmp_path, *begun, "--resume", "--config", str(SMOKE)) == saved
+    for other in (["--recipe", "dapo"], ["--recipe", "gspo"]):  # the second without the option that went over it
+        assert cli.main([*other, "--resume", "--run_dir", run], default_config=SMOKE) == cli.REFUSED
+        message = capsys.readouterr().err
+        assert "--recipe" in message and "Leave --recipe out" in message and message.count("\n") == 1
+
+
 def test_moved_run_is_resumed_where_it_lies(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with open_run(configfile.load(SMOKE, [("run_dir", str(tmp_path / "old"))]), resume=False):
         pass
