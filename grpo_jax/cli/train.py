@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None, *, default_config: Path | None = Non
         program: the name of the program in --help.
 
     Returns:
-        0 finished, 1 failed, 2 refused the configuration, 75 stopped by a signal after saving.
+        0 finished, 1 failed, 2 refused the configuration, 75 stopped by a signal or an alarm after saving.
     """
     # A terminal that cannot show an arrow should cost the arrow, not the run.
     for stream in (sys.stdout, sys.stderr):

@@ -168,7 +168,8 @@ class GRPORunConfig(GRPOConfig):
         if self.groups.dead == "replay" and not self.advantage.compares_group:
             raise ValueError(
                 f"groups.dead is 'replay', but no group is without a signal where advantages do not compare the rows of a "
-                f"group (baseline {self.advantage.baseline}, estimator {self.advantage.estimator}). Set it to keep or refill"
+                f"group (baseline {self.advantage.resolved.baseline}, estimator {self.advantage.estimator}). Set it to keep "
+                "or refill"
             )
         self._check_ratio()
         bound = self.off_policy.max_staleness

@@ -99,7 +99,8 @@ def grpo_iteration(
         extra["replay_groups"] = stored_groups(replay, size)
 
     components, weights = dict(rows.components), dict(filled.sampled.results[0].weights)
-    reward = rows.reward
+    # Groups that only fill the shape have no part in the statistics of the batch either.
+    reward = np.where(np.repeat(filled.informative, size), rows.reward, np.float32(np.nan))
     if config.grpo.kl_in_reward:
         assert ref_logprobs is not None
         penalty = _kl_penalty(config.grpo.kl.estimator, rows, ref_logprobs)
@@ -114,8 +115,7 @@ def grpo_iteration(
         components=components,
         weights=weights,
     )
-    live = np.asarray(advantages.live_B) & np.repeat(filled.informative, size)
-    row_weights_B = row_weights(config.grpo.groups, live, rows.truncated)
+    row_weights_B = row_weights(config.grpo.groups, np.asarray(advantages.live_B), rows.truncated)
     if not config.grpo.on_policy:
         extra |= _staleness(rows, row_weights_B, updates)
 

@@ -201,6 +201,7 @@ class _Run:
         if self.checkpoints.latest_step() is None:
             if self.directory.metrics.exists():
                 self.progress.note("no step of this run was saved: it begins again")
+            self._forget_after(0)
             self.state = TrainState.create(self.policy.initial_params(), self.policy.sft_step_config)
             self.position = self._start("sft")
             if self.config.sft.steps == 0:
@@ -221,10 +222,7 @@ class _Run:
         self.replay = None if position.replay_components is None else to_host(restored["replay"])
         if position.controls:
             self._set_temperature()
-        if is_first():
-            last = position.step if position.phase == "grpo" else 0
-            remove_samples_after(self.directory.samples, last)
-            remove_alarms_after(self.directory.alarms, last)
+        self._forget_after(position.step if position.phase == "grpo" else 0)
         if position.phase == "grpo" and position.step > self.config.grpo.steps:
             raise ConfigError(
                 f"grpo.steps is {self.config.grpo.steps}, but the run to resume has done {position.step} already. Set it to "
@@ -233,6 +231,12 @@ class _Run:
         if position.phase == "grpo" and not position.controls and self.config.grpo.steps:
             # A run of SFT alone that goes on with GRPO now.
             self._begin_grpo()
+
+    def _forget_after(self, step: int) -> None:
+        """Deletes what was written of later GRPO steps, which are done over again."""
+        if is_first():
+            remove_samples_after(self.directory.samples, step)
+            remove_alarms_after(self.directory.alarms, step)
 
     def _begin_grpo(self) -> None:
         """A new optimizer for the policy, and a frozen copy of it as the reference."""

@@ -20,7 +20,7 @@ _CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 
 POLICY_TERMS: dict[str, PolicyTerm] = {
     "grpo": PolicyTerm(function=clipped, defaults=_CLIP, aggregation="sequence_mean", paper="2402.03300"),
-    "bnpo": PolicyTerm(function=clipped, defaults=_CLIP, aggregation="token_mean", paper="2506.02864"),
+    "bnpo": PolicyTerm(function=clipped, defaults=_CLIP, aggregation="token_mean", paper="TRL, loss_type bnpo"),
     "dr_grpo": PolicyTerm(function=clipped, defaults=_CLIP, aggregation="sequence_sum_fixed", paper="2503.20783"),
     "dapo": PolicyTerm(
         function=clipped, defaults={"clip_low": 0.2, "clip_high": 0.28}, aggregation="token_mean", paper="2503.14476"

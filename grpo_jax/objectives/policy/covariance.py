@@ -9,6 +9,7 @@ would depend on how the batch is split.)
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
@@ -31,7 +32,9 @@ def clip_cov(
 def kl_cov(inputs: TermInputs, *, cov_ratio: float, cov_kl_coef: float) -> TokenTerm:
     """−ρA, and cov_kl_coef · |log ρ| more on the selected tokens (2505.22617, KL-Cov)."""
     log_ratio_BT = saturate(inputs.log_ratio_BT)
-    penalty_BT = jnp.where(_selected(inputs), cov_kl_coef * jnp.abs(log_ratio_BT), 0.0)
+    # |log ρ| with slope 0 at ρ = 1, where JAX gives `abs` the slope 1: on-policy there is no distance to reduce.
+    distance_BT = jax.lax.stop_gradient(jnp.sign(log_ratio_BT)) * log_ratio_BT
+    penalty_BT = jnp.where(_selected(inputs), cov_kl_coef * distance_BT, 0.0)
     return TokenTerm(-jnp.exp(log_ratio_BT) * inputs.advantages_BT + penalty_BT, no_token(inputs), no_token(inputs))
 
 

@@ -48,7 +48,7 @@ class PolicyTerm:
         function: (inputs, **options) -> the term of each token.
         defaults: every option that the term has, and the value that its paper gives it.
         aggregation: how the paper sums the term over tokens and rows.
-        paper: where it is from.
+        paper: where it is from: an arXiv number, or the library that named it.
         fixed_length: what the paper divides a row's sum by under sequence_sum_fixed; None leaves it to the run.
         selects: how the tokens of `TermInputs.selected_BT` are chosen; a name of `SELECTIONS`, None for no choice.
     """
