@@ -24,6 +24,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from grpo_jax.cli.export import export
 from grpo_jax.training import configfile
@@ -179,6 +180,8 @@ def draw(path: Path, panels: Sequence[tuple[str, str, str, Callable[[Axes], None
             axes.set_title(title)
             axes.set_xlabel(x_label)
             axes.set_ylabel(y_label)
+            if x_label == "rollout":
+                axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
         for axes in grid[len(panels) :]:
             axes.set_axis_off()
         path.parent.mkdir(parents=True, exist_ok=True)

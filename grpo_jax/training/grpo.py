@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -87,18 +87,19 @@ def grpo_iteration(
     updates = step * config.grpo.updates_a_step
     filled = _sampled(experiment, state, curriculum, step, controls, values, updates, clock)
     trained = filled.trained
+    weights = dict(filled.sampled.results[0].weights)
     extra: dict[str, float | None] = dict(filled.metrics)
     if replay is not None:
-        trained, replay, replayed = _replay_dead(config.grpo, trained, replay, updates)
+        trained, replay, replayed = _replay_dead(config.grpo, trained, replay, weights, updates)
         extra["groups_replayed"] = replayed
 
     with clock("score"):
         rows, ref_logprobs = _score(experiment, state, reference, trained.rows, updates)
     if replay is not None:
-        replay = _remember(config.grpo, replay, rows, updates)
+        replay = _remember(config.grpo, replay, rows, weights, updates)
         extra["replay_groups"] = stored_groups(replay, size)
 
-    components, weights = dict(rows.components), dict(filled.sampled.results[0].weights)
+    components = dict(rows.components)
     # Groups that only fill the shape have no part in the statistics of the batch either.
     reward = np.where(np.repeat(filled.informative, size), rows.reward, np.float32(np.nan))
     if config.grpo.kl_in_reward:
@@ -164,11 +165,11 @@ def _sampled(
 
 
 def _replay_dead(
-    config: GRPORunConfig, trained: JudgedRollout, replay: Rows, updates: int
+    config: GRPORunConfig, trained: JudgedRollout, replay: Rows, weights: Mapping[str, float], updates: int
 ) -> tuple[JudgedRollout, Rows, int]:
     """The groups with those without a signal replaced by groups of the buffer, as far as it has any."""
     size = config.group_size
-    live = _live_groups(config, trained.rows)
+    live = _live_groups(config, trained.rows, weights)
     dead = np.flatnonzero(~live)
     last_update = updates + config.updates_a_step - 1
     taken, replay = take_groups(replay, dead.size, size, last_update, config.off_policy.max_staleness)
@@ -183,18 +184,24 @@ def _replay_dead(
     return both.take_groups(order, size), replay, count
 
 
-def _remember(config: GRPORunConfig, replay: Rows, rows: Rows, updates: int) -> Rows:
+def _remember(config: GRPORunConfig, replay: Rows, rows: Rows, weights: Mapping[str, float], updates: int) -> Rows:
     """The buffer with the groups of this step that have a signal, scored."""
     fresh = rows.version[:: config.group_size] == updates
-    groups = np.flatnonzero(fresh & _live_groups(config, rows))
+    groups = np.flatnonzero(fresh & _live_groups(config, rows, weights))
     return add_groups(replay, rows.take(rows_of_groups(groups, config.group_size)), config.group_size)
 
 
-def _live_groups(config: GRPORunConfig, rows: Rows) -> Bool[np.ndarray, " P"]:
-    """The groups whose own rewards differ."""
-    reward = rows.reward.reshape(-1, config.group_size)
-    known = np.isfinite(reward)
-    return np.where(known, reward, -np.inf).max(1) > np.where(known, reward, np.inf).min(1)
+def _live_groups(config: GRPORunConfig, rows: Rows, weights: Mapping[str, float]) -> Bool[np.ndarray, " P"]:
+    """The groups that the estimator gives a signal, by their rewards as they were judged."""
+    advantages = group_advantages(
+        rows.reward,
+        config.group_size,
+        config.advantage,
+        lengths_B=rows.completion_lengths,
+        components=rows.components,
+        weights=weights,
+    )
+    return np.asarray(advantages.live_B).reshape(-1, config.group_size).any(axis=1)
 
 
 def _score(

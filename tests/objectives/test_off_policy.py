@@ -51,6 +51,17 @@ def test_worked_figures(correction):
 
 
 @pytest.mark.parametrize("correction", CORRECTIONS)
+def test_the_weights_carry_no_gradient_of_their_own(correction):
+    config, mask = OffPolicyConfig(correction=correction), jnp.ones((1, 2), bool)
+
+    def total(old, sampler):
+        return correction_weights(config, old, sampler, mask).weights_BT.sum()
+
+    gradients = jax.grad(total, (0, 1))(jnp.array([[-1.0, -1.2]]), jnp.array([[-1.1, -1.0]]))
+    np.testing.assert_array_equal(gradients, 0.0)
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
 def test_where_sampler_and_policy_agree_nothing_is_corrected(correction):
     found = weights_of(OffPolicyConfig(correction=correction), np.ones((2, 3)))
     np.testing.assert_array_equal(found.weights_BT, 1.0)
@@ -65,7 +76,7 @@ def test_where_sampler_and_policy_agree_nothing_is_corrected(correction):
 
 @pytest.mark.parametrize("correction", [name for name, entry in CORRECTIONS.items() if "low" in entry.defaults])
 def test_the_bounds_of_a_mask_belong_to_what_is_kept(correction):
-    """Ratios of exactly ½ and 2, which are powers of two in float32 only through exp and log, so the bound gives way a bit."""
+    """Ratios of ½ and 2 come of exp and log, so there the bound gives way a little; a ratio of 1 is exact."""
     for bound, kept in ((1.0001, False), (0.9999, True)):
         at_low = weights_of(OffPolicyConfig(correction=correction, low=0.5 * bound, high=3.0), np.array([[0.5, 0.5]]))
         assert np.all(np.asarray(at_low.weights_BT) > 0) == kept
@@ -158,7 +169,10 @@ def test_no_gradient_flows_through_a_correction_or_the_mask():
     [
         ({"old_logprobs": "rollout"}, "old_logprobs is 'rollout', but it must be one of recomputed, sampler"),
         ({"correction": "cis"}, "correction is 'cis', but it must be one of none, "),
-        ({"correction": "tis", "old_logprobs": "sampler"}, "correction is 'tis', but it must be none with old_logprobs sampler"),
+        (
+            {"correction": "tis", "old_logprobs": "sampler"},
+            "correction is 'tis', but it must be none with old_logprobs sampler",
+        ),
         ({"cap": 3.0}, "cap is 3.0, but the correction none has no use for it"),
         ({"correction": "icepop", "cap": 3.0}, "cap is 3.0, but the correction icepop has no use for it"),
         ({"correction": "tis", "low": 0.1}, "low is 0.1, but the correction tis has no use for it"),

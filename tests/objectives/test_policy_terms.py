@@ -96,6 +96,9 @@ def oracle_settings(config: GRPOConfig) -> dict:
     }
 
 
+KL_INPUTS = ("logprobs", "old", "ref")
+
+
 def expected_metrics(config: GRPOConfig, data: dict) -> dict[str, float]:
     """Every metric, one token at a time."""
     wide, mask = oracle_batch(data), trained(data)
@@ -127,7 +130,9 @@ def expected_metrics(config: GRPOConfig, data: dict) -> dict[str, float]:
         "ratio_clamped": 0,
         "clip_fraction_low": np.mean(lows),
         "clip_fraction_high": np.mean(highs),
-        "kl": np.mean([oracle.kl("k3", False, p, p, r) for p, r in zip(wide["logprobs"][mask], wide["ref"][mask], strict=True)]),
+        "kl": np.mean(
+            [oracle.kl("k3", False, p, p, r) for p, r in zip(wide["logprobs"][mask], wide["ref"][mask], strict=True)]
+        ),
         "kl_clamped": 0,
         # Unbiased for KL(sampler ‖ policy at rollout): E[w] = 1, so E[w − 1 − log w] = E[−log w].
         "mismatch_kl": np.mean(weights - 1 - gaps),
@@ -149,10 +154,15 @@ def expected_metrics(config: GRPOConfig, data: dict) -> dict[str, float]:
 
 def batches(config: GRPOConfig, drift: float):
     """Batches of one advantage a row and, where the config allows it, of one a token."""
-    for seed in (0, 1):
+    for seed in range(3):
         yield with_selection(config, batch(seed, drift))
-    if takes_token_advantages(config):
-        yield with_selection(config, batch(2, drift, token_advantages=True))
+    if takes_token_advantages(config) and drift == 1.0:
+        yield with_selection(config, batch(3, drift, token_advantages=True))
+
+
+def evaluated(config: GRPOConfig, data: dict):
+    """Compiled for batches of one advantage a row; there is one batch of the other shape, or two."""
+    return (evaluate if data["advantages"].ndim == 1 else evaluate_once)(config, data)
 
 
 @every_variant
@@ -160,7 +170,7 @@ def batches(config: GRPOConfig, drift: float):
 def test_loss_and_metrics_match_the_oracle(name, drift):
     config = VARIANTS[name]
     for data in batches(config, drift):
-        found, expected = evaluate_once(config, data), expected_metrics(config, data)
+        found, expected = evaluated(config, data), expected_metrics(config, data)
         assert found.metrics.keys() == expected.keys()
         for metric, value in expected.items():
             np.testing.assert_allclose(found.metrics[metric], value, rtol=1e-4, atol=2e-6, err_msg=metric)
@@ -171,10 +181,8 @@ def test_loss_and_metrics_match_the_oracle(name, drift):
 @pytest.mark.parametrize(("drift", "token_advantages"), [(0.0, False), (0.1, False), (1.0, False), (1.0, True)])
 def test_gradients_match_finite_differences_of_the_oracle(name, drift, token_advantages):
     config = VARIANTS[name]
-    data = with_selection(
-        config, batch(3, drift, token_advantages=token_advantages and takes_token_advantages(config))
-    )
-    found = evaluate_once(config, data).gradients
+    data = with_selection(config, batch(3, drift, token_advantages=token_advantages and takes_token_advantages(config)))
+    found = evaluated(config, data).gradients
     wide, settings, mask = oracle_batch(data), oracle_settings(config), trained(data)
     for one in ("logprobs", "entropy"):
 
@@ -201,8 +209,8 @@ def test_the_batches_reach_every_branch():
     assert min(reached.values()) >= 3, reached
 
 
-# Hand-worked figures. Per term: options; ratios, rows of tokens; A of each row, or of each token; selected; and then what each
-# token's loss is, the slope of their sum in log π, and whether the lower and the upper bound hold it. log π is log ρ − 1.
+# Hand-worked figures. Per term: options; ratios, rows of tokens; A of each row, or of each token; selected; and then the
+# loss of each token, the slope of their sum in log π, and whether the lower and the upper bound hold it. log π is log ρ − 1.
 CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 PPO = [
     # 1.5 is above 1.2: −1.2 · 2, no slope. For A < 0 the minimum takes 1.5 itself. .5 is below .8: .8 · 2, no slope.
@@ -276,28 +284,46 @@ WORKED = {
     "clip_cov": [({}, [1.5, 1.1, 1.1], [1, 1, 2], [0, 1, 0], [-1.2, 0, -2.2], [0, 0, -2.2], [0, 0, 0], [1, 0, 0])],
     "kl_cov": [
         # −2 + ln 2; −½ + ln 2; not selected −2 and 6. |log ρ| has slope 1 above ρ = 1 and −1 below.
-        ({}, [2, 0.5, 2, 2], [1, 1, 1, -3], [1, 1, 0, 0], [-2 + LN2, -0.5 + LN2, -2, 6], [-1, -1.5, -2, 6], [0] * 4, [0] * 4),
+        (
+            {},
+            [2, 0.5, 2, 2],
+            [1, 1, 1, -3],
+            [1, 1, 0, 0],
+            [-2 + LN2, -0.5 + LN2, -2, 6],
+            [-1, -1.5, -2, 6],
+            [0] * 4,
+            [0] * 4,
+        ),
         ({"cov_kl_coef": 3.0}, [2], [1], [1], [-2 + 3 * LN2], [1], [0], [0]),
     ],
 }
 
 
 def term_and_slope(config: PolicyConfig, ratios, advantages, selected=None):
-    """`policy_term` of tokens, and the slope of the sum of their losses in log π."""
+    """`policy_term` of tokens, and the slope of the sum of their losses in log π.
+
+    The tokens are filled up with masked ones to two rows of four: every operation is then compiled for one shape.
+    """
     ratios = np.atleast_2d(np.asarray(ratios, np.float64))
-    advantages = np.asarray(advantages, np.float32)
+    size = ratios.shape
+
+    def filled(values, dtype):
+        return jnp.asarray(np.pad(values, ((0, 2 - size[0]), (0, 4 - size[1]))).astype(dtype))
+
     # One row: its tokens' advantages. More rows: one a row.
-    wide = advantages.reshape(len(ratios), -1) + np.zeros(ratios.shape, np.float32)
-    chosen = None if selected is None else np.atleast_2d(np.array(selected, bool))
-    log_ratio = jnp.asarray(np.log(ratios), jnp.float32)
+    wide = filled(np.asarray(advantages, np.float64).reshape(size[0], -1) + np.zeros(size), np.float32)
+    chosen = None if selected is None else filled(np.atleast_2d(selected), bool)
+    log_ratio, mask = filled(np.log(ratios), np.float32), filled(np.ones(size), bool)
 
     def loss(log_ratio):
-        inputs = TermInputs(log_ratio - 1.0, log_ratio, jnp.asarray(wide), np.ones(wide.shape, bool), chosen)
+        inputs = TermInputs(jnp.where(mask, log_ratio - 1.0, 0.0), log_ratio, wide, mask, chosen)
         term = policy_term(config, inputs)
         return term.loss_BT.sum(), term
 
     (_, term), slope = jax.value_and_grad(loss, has_aux=True)(log_ratio)
-    return term, slope
+    for values in (*term, slope):
+        np.testing.assert_array_equal(np.where(mask, 0, values), 0)  # masked tokens have no part in any of it
+    return jax.tree.map(lambda values: np.asarray(values)[: size[0], : size[1]], (term, slope))
 
 
 @pytest.mark.parametrize("term", POLICY_TERMS)
@@ -345,9 +371,7 @@ def test_a_clip_of_nothing_clips_nothing_on_policy_and_leaves_the_whole_gradient
 def test_a_token_far_above_is_pulled_back_and_none_is_let_go_by_the_limit(term, log_ratio):
     assert abs(log_ratio) > LOG_RATIO_LIMIT
     config = policy_config(term=term)
-    beyond, at_limit = (
-        term_and_slope_of(config, np.float32(x)) for x in (log_ratio, np.sign(log_ratio) * LOG_RATIO_LIMIT)
-    )
+    beyond, at_limit = (term_and_slope_of(config, np.float32(x)) for x in (log_ratio, np.sign(log_ratio) * LOG_RATIO_LIMIT))
     assert np.all(np.isfinite(beyond))
     # The slope is the limit's, whatever the distance.
     np.testing.assert_allclose(beyond, at_limit, rtol=1e-5)
@@ -459,7 +483,7 @@ def test_only_covariance_terms_select_and_they_cannot_do_without(term):
 
 
 @functools.cache
-def value_of(term: str, **options: float) -> np.ndarray:
+def gradient_of(term: str, **options: float) -> np.ndarray:
     config = GRPOConfig(policy=policy_config(term=term, **options))
     return evaluate(config, batch(4, 1.0)).gradients["logprobs"]
 
@@ -467,10 +491,10 @@ def value_of(term: str, **options: float) -> np.ndarray:
 def test_gspo_token_is_gspo_where_a_row_has_one_advantage():
     """Section 4.3 of 2507.18071."""
     clips = {"clip_low": 0.1, "clip_high": 0.2}
-    np.testing.assert_allclose(value_of("gspo_token", **clips), value_of("gspo", **clips), rtol=2e-6)
+    np.testing.assert_allclose(gradient_of("gspo_token", **clips), gradient_of("gspo", **clips), rtol=2e-6)
 
 
 def test_dapo_is_grpo_with_its_bounds_and_aggregation():
     renamed = GRPOConfig(policy=PolicyConfig(clip_high=0.28, aggregation="token_mean"))
     assert GRPOConfig(policy=PolicyConfig(term="dapo")).policy.options == renamed.policy.options
-    np.testing.assert_array_equal(value_of("dapo"), evaluate(renamed, batch(4, 1.0)).gradients["logprobs"])
+    np.testing.assert_array_equal(gradient_of("dapo"), evaluate(renamed, batch(4, 1.0)).gradients["logprobs"])

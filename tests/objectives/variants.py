@@ -3,6 +3,7 @@
 A new entry of POLICY_TERMS, AGGREGATIONS, CORRECTIONS or KL_ESTIMATORS is a new variant, and so is tested, by itself.
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -17,6 +18,7 @@ from grpo_jax.objectives import (
     CORRECTIONS,
     KL_ESTIMATORS,
     POLICY_TERMS,
+    Coefficients,
     GRPOConfig,
     KLConfig,
     LossSums,
@@ -55,6 +57,35 @@ def kl_configs(place: str) -> dict[str, KLConfig]:
     return found
 
 
+# Options far from their defaults, so that each of them acts on many tokens of a small batch.
+COMBINED = {
+    "dapo w·k3 icepop opsm entropy": GRPOConfig(
+        policy=PolicyConfig(term="dapo", clip_low=0.1),
+        kl=KLConfig(importance_weighted=True),
+        kl_coef=0.1,
+        entropy_coef=0.05,
+        off_policy=OffPolicyConfig(correction="icepop", low=0.7, high=3.0, opsm_threshold=0.1),
+    ),
+    "gspo_token k2 sequence_tis entropy": GRPOConfig(
+        policy=PolicyConfig(term="gspo_token", aggregation="token_mean", clip_low=0.1, clip_high=0.2),
+        kl=KLConfig(estimator="k2"),
+        entropy_coef=0.05,
+        off_policy=OffPolicyConfig(correction="sequence_tis", cap=1.1),
+    ),
+    "kl_cov w·k1 tis": GRPOConfig(
+        policy=PolicyConfig(term="kl_cov", cov_ratio=0.3, cov_kl_coef=0.5),
+        kl=KLConfig(estimator="k1", importance_weighted=True),
+        off_policy=OffPolicyConfig(correction="tis", cap=1.2),
+    ),
+    "clip_cov sequence_mask": GRPOConfig(
+        policy=policy_config(
+            term="clip_cov", aggregation="sequence_sum_fixed", cov_ratio=0.3, cov_low=-0.5, cov_high=9.0, clip_high=0.5
+        ),
+        off_policy=OffPolicyConfig(correction="sequence_mask", low=0.8, high=1.5),
+    ),
+}
+
+
 def _variants() -> dict[str, GRPOConfig]:
     variants = {term: GRPOConfig(policy=policy_config(term=term)) for term in POLICY_TERMS}
     for term, aggregation in itertools.product(("grpo", "cispo"), AGGREGATIONS):
@@ -68,32 +99,7 @@ def _variants() -> dict[str, GRPOConfig]:
             variants[name] = GRPOConfig(kl=kl, kl_coef=0.1)
     variants["kl in reward"] = GRPOConfig(kl=KLConfig(place="reward"))
     variants["no kl, entropy bonus"] = GRPOConfig(kl_coef=0.0, entropy_coef=0.05)
-    # Options far from their defaults, so that each of them acts on many tokens of a small batch.
-    variants["dapo w·k3 icepop opsm entropy"] = GRPOConfig(
-        policy=PolicyConfig(term="dapo", clip_low=0.1),
-        kl=KLConfig(importance_weighted=True),
-        kl_coef=0.1,
-        entropy_coef=0.05,
-        off_policy=OffPolicyConfig(correction="icepop", low=0.7, high=3.0, opsm_threshold=0.1),
-    )
-    variants["gspo_token k2 sequence_tis entropy"] = GRPOConfig(
-        policy=PolicyConfig(term="gspo_token", aggregation="token_mean", clip_low=0.1, clip_high=0.2),
-        kl=KLConfig(estimator="k2"),
-        entropy_coef=0.05,
-        off_policy=OffPolicyConfig(correction="sequence_tis", cap=1.1),
-    )
-    variants["kl_cov w·k1 tis"] = GRPOConfig(
-        policy=PolicyConfig(term="kl_cov", cov_ratio=0.3, cov_kl_coef=0.5),
-        kl=KLConfig(estimator="k1", importance_weighted=True),
-        off_policy=OffPolicyConfig(correction="tis", cap=1.2),
-    )
-    variants["clip_cov sequence_mask"] = GRPOConfig(
-        policy=policy_config(
-            term="clip_cov", aggregation="sequence_sum_fixed", cov_ratio=0.3, cov_low=-0.5, cov_high=9.0, clip_high=0.5
-        ),
-        off_policy=OffPolicyConfig(correction="sequence_mask", low=0.8, high=1.5),
-    )
-    return variants
+    return variants | COMBINED
 
 
 VARIANTS = _variants()
@@ -158,7 +164,7 @@ class Evaluated(NamedTuple):
     sums: LossSums
 
 
-def loss_sum(config: GRPOConfig, data: dict, coefficients=None):
+def loss_sum(config: GRPOConfig, data: dict, coefficients: Coefficients | None = None):
     """`grpo_loss` of a batch that has its selection."""
     return grpo_loss(
         config,
@@ -175,7 +181,7 @@ def loss_sum(config: GRPOConfig, data: dict, coefficients=None):
     )
 
 
-def differentiate(config: GRPOConfig, data: dict, denominator=None, coefficients=None) -> Evaluated:
+def differentiate(config: GRPOConfig, data: dict, denominator=None, coefficients: Coefficients | None = None) -> Evaluated:
     """The loss, its metrics and its gradients. `denominator` is that of the whole batch where `data` is a part."""
     if denominator is None:
         denominator = grpo_denominator(config, data["mask"], data["row_weight"])
@@ -189,17 +195,32 @@ def differentiate(config: GRPOConfig, data: dict, denominator=None, coefficients
     return Evaluated(value, finalize_metrics(sums), gradients, sums)
 
 
-_compiled = jax.jit(differentiate, static_argnums=0)
+traces: collections.Counter[GRPOConfig] = collections.Counter()
+"""How often `evaluate` has traced a config."""
 
 
-def evaluate(config: GRPOConfig, data: dict) -> Evaluated:
-    """`differentiate`, compiled once for each config and shape of the batch; worth it where several batches follow."""
-    return jax.tree.map(np.asarray, _compiled(config, with_selection(config, data)))
+@functools.partial(jax.jit, static_argnums=0)
+def _compiled(config, data, denominator, coefficients):
+    traces[config] += 1
+    return differentiate(config, data, denominator, coefficients)
 
 
-def evaluate_once(config: GRPOConfig, data: dict, denominator=None, coefficients=None) -> Evaluated:
+def evaluate(config: GRPOConfig, data: dict, denominator=None, coefficients: Coefficients | None = None) -> Evaluated:
+    """`differentiate`, compiled once for each config and shape of the batch, as a training step is.
+
+    The coefficients are arguments of the compiled program: the config's own where none are given.
+    """
+    if denominator is None:
+        denominator = grpo_denominator(config, data["mask"], data["row_weight"])
+    if coefficients is None:
+        coefficients = Coefficients(kl=config.kl_coef, entropy=config.entropy_coef or 0.0)
+    inputs = {name: values for name, values in with_selection(config, data).items() if name != "noise"}
+    return jax.tree.map(np.asarray, _compiled(config, inputs, denominator, coefficients))
+
+
+def evaluate_once(config: GRPOConfig, data: dict) -> Evaluated:
     """`differentiate`, one operation at a time: the cheaper way where a config meets a shape once."""
-    return jax.tree.map(np.asarray, differentiate(config, with_selection(config, data), denominator, coefficients))
+    return jax.tree.map(np.asarray, differentiate(config, with_selection(config, data)))
 
 
 @functools.cache

@@ -1,12 +1,21 @@
 """Impossible combinations are refused with the key, the value, the rule and the remedy; possible ones are not."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpo_jax.objectives import GRPOConfig
+from grpo_jax.objectives import (
+    RATIO_OPTIONS,
+    AdvantageConfig,
+    GroupsConfig,
+    GRPOConfig,
+    KLConfig,
+    OffPolicyConfig,
+    PolicyConfig,
+)
 from grpo_jax.training import configfile, schema
 from grpo_jax.training.config import GRPORunConfig, RunConfig
 from grpo_jax.training.rules import check, check_vocabulary
@@ -59,6 +68,65 @@ def smoke(**options: Any) -> RunConfig:
         ({"data__tokenizer__path": "t.json"}, ["data.tokenizer.eos", "[]", "one or more"]),
         ({"data__tokenizer__eos": "[a]"}, ["data.tokenizer.eos", "['a']", "empty"]),
         ({"seed": -1}, ["seed", "-1"]),
+        ({"grpo__policy__clip_high": 0.3}, ["grpo.policy.clip_high", "0.3", "on-policy", "exactly 1", "null"]),
+        ({"grpo__policy__term": "kl_cov"}, ["grpo.policy.term", "kl_cov", "on-policy", "clip_cov"]),
+        ({"grpo__minibatches": 0}, ["grpo.minibatches", "0", "at least 1"]),
+        (
+            {"grpo__minibatches": 3},
+            ["grpo.prompts × grpo.group_size", "16", "divisible by 3", "grpo.minibatches 3", "15 and 18"],
+        ),
+        (
+            {"grpo__minibatches": 2, "grpo__microbatches": 4, "mesh": "4"},
+            [
+                "grpo.prompts × grpo.group_size",
+                "16",
+                "divisible by 32",
+                "grpo.minibatches 2 × grpo.microbatches 4",
+                "4 row shards",
+            ],
+        ),
+        (
+            {"grpo__groups__dead": "replay", "grpo__advantage__estimator": "reinforce_pp"},
+            ["grpo.groups.dead", "replay", "batch_mean", "reinforce_pp", "keep or refill"],
+        ),
+        (
+            {
+                "grpo__updates_per_rollout": 2,
+                "grpo__minibatches": 3,
+                "grpo__off_policy__max_staleness": 4,
+                "grpo__prompts": 6,
+            },
+            ["grpo.off_policy.max_staleness", "4", "updates_per_rollout 2 × minibatches 3", "5 updates behind"],
+        ),
+        ({"grpo__groups__max_refills": 2}, ["grpo.groups.max_refills", "2", "refill"]),
+        ({"grpo__groups__replay_groups": 2}, ["grpo.groups.replay_groups", "2", "replay"]),
+        ({"schedules__kl_coef__kind": "saturation"}, ["schedules.kl_coef.kind", "saturation", "adaptive_kl"]),
+        (
+            {"schedules__kl_coef__kind": "linear", "grpo__kl_coef": 0},
+            ["schedules.kl_coef.kind", "linear", "constant", "grpo.kl_coef"],
+        ),
+        (
+            {"schedules__kl_coef__kind": "linear", "schedules__kl_coef__steps": 3},
+            ["schedules.kl_coef.steps", "3", "grpo.steps, 2"],
+        ),
+        (
+            {"schedules__kl_coef__kind": "adaptive_kl", "schedules__kl_coef__target": 0.1, "schedules__kl_coef__horizon": 3},
+            ["schedules.kl_coef.horizon", "3", "0.2 · 16"],
+        ),
+        (
+            {"schedules__entropy_coef__kind": "linear", "schedules__entropy_coef__end": 0.1},
+            ["schedules.entropy_coef.kind", "linear", "grpo.entropy_coef is null", "no entropy bonus"],
+        ),
+        ({"grpo__entropy_coef": 0}, ["grpo.entropy_coef", "0.0", "constant schedule", "entropy_target"]),
+        ({"on_alarm": "raise_kl", "grpo__kl_coef": 0}, ["on_alarm", "raise_kl", "grpo.kl_coef is 0"]),
+        ({"on_alarm": "kl_runaway=stop,dead_groups=raise_kl", "grpo__kl_coef": 0}, ["on_alarm", "grpo.kl_coef is 0"]),
+        ({"on_alarm": "stop", "grpo__steps": 0}, ["on_alarm", "stop", "grpo.steps is 0"]),
+        ({"on_alarm": "halt"}, ["on_alarm", "halt", "stop, raise_kl, lower_temperature"]),
+        ({"monitor__window": 2}, ["monitor.window", "2", "at least 3"]),
+        (
+            {"data__curriculum__mode": "difficulty", "grpo__steps": 0},
+            ["data.curriculum.mode", "difficulty", "grpo.steps is 0"],
+        ),
     ],
 )
 def test_impossible_combination_is_one_message_naming_key_value_and_rule(options: dict[str, Any], words: list[str]) -> None:
@@ -101,3 +169,92 @@ def test_warm_up_is_measured_in_updates_not_rollouts() -> None:
 
 def test_every_key_of_the_configuration_is_documented() -> None:
     assert [key.path for key in schema.keys(RunConfig) if not key.doc] == []
+
+
+@pytest.mark.parametrize("name", RATIO_OPTIONS)
+def test_what_acts_on_the_ratio_is_refused_where_the_ratio_is_one(name: str) -> None:
+    term = {
+        "dual_clip": "dual_clip",
+        "ratio_cap": "cispo",
+        "log_clip_low": "gmpo",
+        "log_clip_high": "gmpo",
+        "gate_positive": "sapo",
+        "gate_negative": "sapo",
+        "cov_kl_coef": "kl_cov",
+    }.get(name, "grpo")
+    policy = PolicyConfig(term=term, **{name: 1.5 if name == "dual_clip" else 0.5})
+    with pytest.raises(ValueError, match=rf"policy\.{name} is .*on-policy.*exactly 1.*Leave it null"):
+        GRPORunConfig(policy=policy)
+    # Each of the ways to leave the policy behind gives it something to act on.
+    for reuse in (
+        {"updates_per_rollout": 2},
+        {"minibatches": 2},
+        {"off_policy": OffPolicyConfig(old_logprobs="sampler")},
+        {"groups": GroupsConfig(dead="replay")},
+    ):
+        GRPORunConfig(policy=policy, **reuse)
+
+
+def test_options_of_the_selection_have_a_use_on_policy_too() -> None:
+    GRPORunConfig(policy=PolicyConfig(term="clip_cov", cov_ratio=0.1, cov_low=0.5, cov_high=2.0))
+
+
+def test_coefficients_that_something_will_move_may_start_from_nothing() -> None:
+    options = {"schedules__entropy_coef__kind": "entropy_target", "schedules__entropy_coef__target": 1.0}
+    assert smoke(grpo__entropy_coef=0, **options).coefficients["entropy_coef"] == 0.0
+    # Without GRPO nothing of it is looked at.
+    smoke(grpo__steps=0, grpo__entropy_coef=0)
+
+
+def test_an_alarm_may_be_answered_without_a_kl() -> None:
+    assert smoke(on_alarm="kl_runaway=stop", grpo__kl_coef=0).alarm_actions == {"kl_runaway": "stop"}
+    assert set(smoke(on_alarm="lower_temperature").alarm_actions.values()) == {"lower_temperature"}
+
+
+def test_bound_on_staleness_holds_at_the_last_update() -> None:
+    """The last of n updates on a rollout is n − 1 behind the policy that sampled it."""
+    for updates, minibatches in itertools.product((1, 2, 3), (1, 2, 4)):
+        reuse = {"updates_per_rollout": updates, "minibatches": minibatches}
+        bound = updates * minibatches - 1
+        GRPORunConfig(off_policy=OffPolicyConfig(max_staleness=bound), **reuse)
+        if bound:
+            with pytest.raises(ValueError, match="max_staleness"):
+                GRPORunConfig(off_policy=OffPolicyConfig(max_staleness=bound - 1), **reuse)
+
+
+@pytest.mark.parametrize("old_logprobs", ["recomputed", "sampler"])
+@pytest.mark.parametrize("dead", ["keep", "drop", "refill", "replay"])
+@pytest.mark.parametrize(("updates", "minibatches"), [(1, 1), (2, 1), (1, 2), (2, 4)])
+@pytest.mark.parametrize(("place", "kl_coef"), [("loss", 0.1), ("reward", 0.1), ("loss", 0.0)])
+@pytest.mark.parametrize("term", ["grpo", "clip_cov"])
+def test_what_is_scored_follows_from_what_is_used(
+    old_logprobs: str, dead: str, updates: int, minibatches: int, place: str, kl_coef: float, term: str
+) -> None:
+    config = GRPORunConfig(
+        updates_per_rollout=updates,
+        minibatches=minibatches,
+        kl_coef=kl_coef,
+        kl=KLConfig(place=place),
+        groups=GroupsConfig(dead=dead),
+        policy=PolicyConfig(term=term),
+        off_policy=OffPolicyConfig(old_logprobs=old_logprobs),
+    )
+    moved = updates * minibatches > 1 or old_logprobs == "sampler" or dead == "replay"
+    assert config.updates_a_step == updates * minibatches
+    assert config.on_policy == (not moved)
+    assert config.kl_in_reward == (place == "reward")
+    assert config.kl_in_loss == (place == "loss" and kl_coef > 0)
+    used = moved or place == "reward" or term == "clip_cov"
+    assert config.scores_old_policy == (used and old_logprobs == "recomputed")
+
+
+@pytest.mark.parametrize(
+    ("baseline", "scale", "smallest"), [("none", "none", 1), ("batch_mean", "batch_std", 1), (None, None, 2)]
+)
+def test_a_group_of_one_needs_an_advantage_that_compares_no_group(
+    baseline: str | None, scale: str | None, smallest: int
+) -> None:
+    advantage = AdvantageConfig(baseline=baseline, scale=scale)
+    GRPORunConfig(advantage=advantage, group_size=smallest)
+    with pytest.raises(ValueError, match=rf"group_size is {smallest - 1}, but it must be at least {smallest}"):
+        GRPORunConfig(advantage=advantage, group_size=smallest - 1)

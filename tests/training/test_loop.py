@@ -82,9 +82,7 @@ def test_every_stage_is_tested_at_every_test(finished) -> None:
     tests = [record for record in records(Path(config.run_dir)) if record["phase"] == "evaluation"]
     assert [record["step"] for record in tests] == [0, 3, 6]
     for record in tests:
-        assert {key.split("/")[0] for key in record if key.endswith("/sampled_accuracy")} == set(
-            build_stages(config)
-        )
+        assert {key.split("/")[0] for key in record if key.endswith("/sampled_accuracy")} == set(build_stages(config))
 
 
 def build_stages(config) -> tuple[str, ...]:
@@ -241,4 +239,3 @@ def test_prompts_wider_than_the_row_are_refused_before_anything_is_written(tmp_p
     with pytest.raises(ConfigError, match=r"data\.max_prompt_tokens is 5.*Set it to"):
         train(config)
     assert not Path(config.run_dir).exists()
-

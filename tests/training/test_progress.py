@@ -6,7 +6,15 @@ import re
 import pytest
 
 from grpo_jax.evaluation.scores import StageScore
-from grpo_jax.training.progress import PLAIN_INTERVAL, Progress, TimeLeft, duration, results_table, shown_metrics
+from grpo_jax.training.progress import (
+    ALARM_STEPS,
+    PLAIN_INTERVAL,
+    Progress,
+    TimeLeft,
+    duration,
+    results_table,
+    shown_metrics,
+)
 
 
 class Clock:
@@ -146,3 +154,36 @@ def test_note_is_shown_as_it_is() -> None:
     with Progress(file) as progress:
         progress.note("mesh [8, 8] :smile: " + "x" * 300)
     assert file.getvalue() == "mesh [8, 8] :smile: " + "x" * 300 + "\n"
+
+
+def test_alarm_is_told_at_once_and_stays_on_the_line_for_some_steps() -> None:
+    file, clock = io.StringIO(), Clock()
+    with Progress(file, clock=clock) as progress:
+        progress.begin("grpo", 40)
+        for step in range(1, 20):
+            clock.now += PLAIN_INTERVAL
+            if step == 3:
+                progress.alarm("dead_groups", "90 % had no signal [sic]. Sample harder.", "lower_temperature")
+            if step == 5:
+                progress.alarm("kl_runaway", "KL is 1.", None)
+            progress.step(step, METRICS)
+    lines = file.getvalue().splitlines()
+    assert "alarm dead_groups: 90 % had no signal [sic]. Sample harder. Done now: lower_temperature." in lines
+    assert "alarm kl_runaway: KL is 1." in lines
+    shown = {int(line.split()[1].split("/")[0]): line for line in lines if line.startswith("grpo ")}
+    assert [step for step, line in shown.items() if "! dead_groups" in line] == list(range(3, 3 + ALARM_STEPS))
+    assert [step for step, line in shown.items() if "! kl_runaway" in line] == list(range(5, 5 + ALARM_STEPS))
+    assert lines.index("alarm kl_runaway: KL is 1.") < lines.index(shown[5])
+
+
+def test_alarm_is_shown_beside_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    file = Terminal()
+    with Progress(file) as progress:
+        progress.begin("grpo", 2)
+        progress.alarm("dead_groups", "no signal.", "stop")
+        progress.step(1, METRICS)
+        progress.step(2, METRICS)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
+    assert "alarm dead_groups: no signal. Done now: stop." in text and "! dead_groups" in text

@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 from grpo_jax.model import hidden_states, init_params, unembedding
-from grpo_jax.objectives import GRPOConfig, PolicyConfig, token_logprobs
+from grpo_jax.objectives import Coefficients, GRPOConfig, PolicyConfig, token_logprobs
 from grpo_jax.parallel import MeshShape, make_mesh
 from grpo_jax.training.rows import live_first, place_rows
 from grpo_jax.training.state import StepConfig, TrainState, abstract_state
@@ -231,6 +231,22 @@ def test_steps_compile_once() -> None:
     compiled = grpo_step._cache_size()
     run(tiny.step_config(microbatches=2), batches)  # an equal config, made anew
     assert grpo_step._cache_size() == compiled
+
+
+def test_coefficients_take_the_place_of_the_configured_ones_without_compiling_again() -> None:
+    """The gradient with β and α handed in is that of a config that has them; other values run the same program."""
+    batch = tiny.grpo_batch(tiny.step_config())
+    config = tiny.step_config(objective=GRPOConfig(kl_coef=0.1, entropy_coef=0.01))
+    stepped, metrics = grpo_step(tiny.state(config), batch, Coefficients(kl=0.7, entropy=0.2))
+    compiled = grpo_step._cache_size()
+    other, _ = grpo_step(tiny.state(config), batch, Coefficients(kl=0.1, entropy=0.01))
+    assert grpo_step._cache_size() == compiled
+    expected, expected_metrics = run(tiny.step_config(objective=GRPOConfig(kl_coef=0.7, entropy_coef=0.2)), [batch])
+    assert_same_gradient(jax.device_get(stepped), expected)
+    for name in ("loss", "kl_loss", "entropy_loss"):
+        np.testing.assert_allclose(metrics[name], expected_metrics[name], rtol=1e-5, err_msg=name)
+    with pytest.raises(AssertionError):
+        assert_same_gradient(jax.device_get(other), expected)
 
 
 def test_rows_that_do_not_split_evenly_are_refused() -> None:
