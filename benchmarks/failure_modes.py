@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import rollout_reuse
 from studies import IMAGES, RESULTS, Run, arguments, base_policy, curves, draw, heading, run_grpo, spread, table
 
 # A policy that hardly knows arithmetic yet, so that being right is rare and length has something to win.
@@ -95,6 +96,11 @@ def main() -> None:
 
     length = runs("failure_length", base_policy(given.runs, f"base_{YOUNG}", YOUNG), LENGTH)
     entropy = runs("failure_entropy", base_policy(given.runs), ENTROPY)
+    # A run of the study of reuse: eight passes as well, held in more tightly.
+    entropy["+ clip 0.05, KL 0.02"] = [
+        run_grpo(given.runs, base_policy(given.runs), "reuse_8_clip_0.05", rollout_reuse.options(8, "0.05"), seed)
+        for seed in given.seeds
+    ]
 
     text = heading("Two failures and their cures", "python benchmarks/failure_modes.py", given.seeds)
     text += (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_jax.checkpoint import CheckpointError, RunCheckpoints, export_params
+from grpo_jax.checkpoint import CheckpointError, RunCheckpoints, export_params, read_model_json
 from grpo_jax.cli.train import FAILED, FINISHED, REFUSED
 from grpo_jax.data import Tokenizer
 from grpo_jax.training import configfile
@@ -75,6 +75,9 @@ def export(run_dir: Path, output: Path, *, step: int | None = None) -> tuple[Pat
 
 
 def _tokenizer_document(config: RunConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    if config.pretrained is not None and Path(config.pretrained.path).is_dir():
+        # Of an export that was trained on: its own description, which outlives its folder.
+        return dict(read_model_json(config.pretrained.path)["tokenizer"])
     return {
         "name": tokenizer.name,
         "fingerprint": tokenizer.fingerprint(),

@@ -144,6 +144,11 @@ class CompositeReward:
             self._rewards["overlong"] = overlong_reward(config.overlong, limit)
             self._weights["overlong"] = 1.0
         if config.repetition is not None:
+            if max_completion_tokens is not None and config.repetition.ngram > max_completion_tokens:
+                raise ValueError(
+                    f"repetition.ngram is {config.repetition.ngram}, but it must be at most {max_completion_tokens}, the "
+                    "most tokens of a completion: no shorter one has such an n-gram. Lower it"
+                )
             self._rewards["repetition_penalty"] = repetition_reward(config.repetition)
             self._weights["repetition_penalty"] = 1.0
         for name, weight in config.extras.items():

@@ -186,7 +186,7 @@ def _reward_hacking(records: Records, config: MonitorConfig) -> Alarm | None:
 
 def _dead_groups(records: Records, config: MonitorConfig) -> Alarm | None:
     now = _back(records, config)
-    dead = _values("frac_zero_std", now)
+    dead = _values("frac_zero_std", [_with_signal_counted(record) for record in now])
     if len(now) < config.window or dead is None or min(dead) < config.dead_fraction:
         return None
     seen = f"{_percent(statistics.fmean(dead))} of the groups had no signal over {_span(now, now)}"
@@ -206,6 +206,11 @@ def _dead_groups(records: Records, config: MonitorConfig) -> Alarm | None:
         else:
             seen += f": {_percent(right)} of the rows are right, so some groups are too easy and the others too hard"
     return _alarm("dead_groups", records, seen, advice)
+
+
+def _with_signal_counted(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The record, with no group counted as dead where every group has a signal: not all estimators compare groups."""
+    return {**record, "frac_zero_std": 0.0} if record.get("groups_without_signal") == 0 else record
 
 
 def _kl_runaway(records: Records, config: MonitorConfig) -> Alarm | None:

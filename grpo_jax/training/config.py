@@ -165,11 +165,15 @@ class GRPORunConfig(GRPOConfig):
             f"at least {smallest}"
             + (": an advantage compares completions of one prompt, and a group of one has none to compare") * (smallest > 1),
         )
+        if self.groups.dead == "refill" and self.group_size < 2:
+            raise ValueError(
+                f"groups.dead is 'refill', but group_size is {self.group_size}: a group of one is all right or all wrong, "
+                "so every group would be filtered. Set it to keep, or group_size to 2 or more"
+            )
         if self.groups.dead == "replay" and not self.advantage.compares_group:
             raise ValueError(
                 f"groups.dead is 'replay', but no group is without a signal where advantages do not compare the rows of a "
-                f"group (baseline {self.advantage.resolved.baseline}, estimator {self.advantage.estimator}). Set it to keep "
-                "or refill"
+                f"group (baseline {self.advantage.resolved.baseline}, estimator {self.advantage.estimator}). Set it to keep"
             )
         self._check_ratio()
         bound = self.off_policy.max_staleness
@@ -178,6 +182,13 @@ class GRPORunConfig(GRPOConfig):
                 f"off_policy.max_staleness is {bound}, but the last of updates_per_rollout {self.updates_per_rollout} × "
                 f"minibatches {self.minibatches} updates is {self.updates_a_step - 1} updates behind the policy that "
                 "sampled its rows. Raise it or lower one of the two"
+            )
+        soonest = 2 * self.updates_a_step - 1
+        if self.groups.dead == "replay" and bound is not None and soonest > bound:
+            raise ValueError(
+                f"off_policy.max_staleness is {bound}, but a group that is replayed one step later is {soonest} "
+                "updates behind at the last update of that step, so none would ever be replayed. Raise it, or set "
+                "groups.dead to drop"
             )
 
     def _check_ratio(self) -> None:
@@ -191,9 +202,9 @@ class GRPORunConfig(GRPOConfig):
         for name in RATIO_OPTIONS:
             value = getattr(self.policy, name)
             if value is not None:
-                raise ValueError(f"policy.{name} is {value}, {why}. Leave it null, or raise one of the two")
+                raise ValueError(f"policy.{name} is {value}, {why}. Leave it null, or raise one of the first two")
         if self.policy.term == "kl_cov":
-            raise ValueError(f"policy.term is 'kl_cov', {why}. Raise one of the two, or choose clip_cov")
+            raise ValueError(f"policy.term is 'kl_cov', {why}. Raise one of the first two, or choose clip_cov")
 
     @property
     def rows(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 
@@ -67,13 +68,12 @@ def build_experiment(config: RunConfig) -> Experiment:
         task = task.limit_length(template, config.data.max_prompt_tokens, longest)
     stage_weights(config.data.curriculum, initial_state(task.stages))  # raises where it weighs a stage that is not there
     _check_widths(config, template, task)
-    return Experiment(
-        config=config,
-        policy=policy,
-        template=template,
-        task=task,
-        reward=CompositeReward(config.rewards, config.rollout.max_completion_tokens),
-    )
+    try:
+        reward = CompositeReward(config.rewards, config.rollout.max_completion_tokens)
+    except ValueError as error:
+        # What begins with a section of the rewards is spelled as its key; the rest names a reward.
+        raise ValueError(f"rewards.{error}" if re.match(r"\w+\.\w+ is ", str(error)) else str(error)) from error
+    return Experiment(config=config, policy=policy, template=template, task=task, reward=reward)
 
 
 def _check_widths(config: RunConfig, template: PromptTemplate, task: Task) -> None:

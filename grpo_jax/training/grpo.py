@@ -107,7 +107,8 @@ def grpo_iteration(
         penalty = _kl_penalty(config.grpo.kl.estimator, rows, ref_logprobs)
         reward = reward - np.float32(values["kl_coef"]) * penalty
         components["kl"], weights["kl"] = -penalty, values["kl_coef"]
-        extra["kl_reward"] = -values["kl_coef"] * float(np.mean(penalty))
+        counted = np.repeat(filled.informative, size)
+        extra["kl_reward"] = -values["kl_coef"] * float(np.mean(penalty[counted])) if counted.any() else None
     advantages = group_advantages(
         reward,
         size,

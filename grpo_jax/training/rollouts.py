@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -20,6 +20,9 @@ from grpo_jax.training.sft import grpo_seed
 from grpo_jax.types import Params
 
 DEFAULT_REFILLS = 3
+
+# Orders of problems that a refill looks through for some that the step has not sampled yet.
+REFILL_ORDERS = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,6 +72,7 @@ def sample(
     updates: int,
     clock: PhaseClock,
     attempt: int = 0,
+    seen: Collection[str] = (),
 ) -> JudgedRollout:
     """One rollout of a step, judged.
 
@@ -82,12 +86,10 @@ def sample(
       updates: optimizer updates behind `params`.
       clock: measures the phases.
       attempt: 0 for the first rollout of the step, then 1, 2, … for what refills it.
+      seen: keys of the problems that this step has sampled before; others are taken where there are any.
     """
     config = experiment.config
-    # Refills draw other problems in an order of their own, so that how many of them there were does not move the place
-    # of the first rollouts in their epochs.
-    seed = grpo_seed(config.seed) + (attempt << 32)
-    problems = sample_problems(experiment.task, config.data.curriculum, curriculum, seed, step, config.grpo.prompts)
+    problems = _problems(experiment, curriculum, step, attempt, seen)
     with clock("rollout") as results:
         sampled = _rollout(experiment, params, problems, step, sampler, attempt)
         results.append(sampled)
@@ -107,6 +109,25 @@ def sample(
         components=rewards.components,
     )
     return JudgedRollout(rows=rows, problems=problems, inputs=inputs, results=[rewards])
+
+
+def _problems(
+    experiment: Experiment, curriculum: CurriculumState, step: int, attempt: int, seen: Collection[str]
+) -> list[Problem]:
+    config = experiment.config
+    # Refills draw in orders of their own, so that how many there were does not move the place of the first rollouts in
+    # their epochs. Each tries a few orders for problems that are new to the step; a small list may run out of them.
+    fresh: dict[str, Problem] = {}
+    drawn: list[Problem] = []
+    for order in range(1 if attempt == 0 else REFILL_ORDERS):
+        seed = grpo_seed(config.seed) + ((attempt * REFILL_ORDERS + order) << 32)
+        drawn = sample_problems(experiment.task, config.data.curriculum, curriculum, seed, step, config.grpo.prompts)
+        if attempt == 0:
+            return drawn
+        fresh |= {problem.key: problem for problem in drawn if problem.key not in seen and problem.key not in fresh}
+        if len(fresh) >= config.grpo.prompts:
+            break
+    return [*fresh.values(), *drawn][: config.grpo.prompts]
 
 
 def _rollout(
@@ -191,6 +212,7 @@ def sample_and_refill(
             updates=updates,
             clock=clock,
             attempt=attempt,
+            seen={problem.key for part in parts for problem in part.problems if problem is not None},
         )
         parts.append(part)
         found = np.concatenate([found, informative(part.rows.components["accuracy"], size)])

@@ -214,6 +214,22 @@ def _check_alarms(config: RunConfig) -> None:
         f"on_alarm is {config.on_alarm!r}, but grpo.kl_coef is 0: there is no KL coefficient to raise, nor a reference to "
         "hold on to. Set grpo.kl_coef above 0, or choose another action",
     )
+    named = config.alarm_actions if "=" in config.on_alarm else {}
+    _refuse_unless(
+        config.grpo.steps == 0 or "kl_runaway" not in named or config.grpo.kl_coef > 0,
+        f"on_alarm is {config.on_alarm!r}, but grpo.kl_coef is 0: without a reference there is no KL, and kl_runaway is "
+        "never raised. Leave it out, or set grpo.kl_coef above 0",
+    )
+    _refuse_unless(
+        "sampler_mismatch" not in named or config.grpo.off_policy.old_logprobs != "sampler",
+        f"on_alarm is {config.on_alarm!r}, but grpo.off_policy.old_logprobs is sampler: the two that sampler_mismatch "
+        "compares are the same. Leave it out, or set old_logprobs to recomputed",
+    )
+    _refuse_unless(
+        not config.alarm_actions or config.grpo.steps == 0 or config.monitor.window <= config.grpo.steps,
+        f"on_alarm is {config.on_alarm!r}, but monitor.window is {config.monitor.window} and grpo.steps "
+        f"{config.grpo.steps}: no alarm is raised before a window has passed. Lower monitor.window or leave on_alarm out",
+    )
     _refuse_unless(
         config.grpo.steps > 0 or not config.alarm_actions,
         f"on_alarm is {config.on_alarm!r}, but grpo.steps is 0: the monitor watches GRPO. Leave it out",

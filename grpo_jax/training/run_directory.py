@@ -14,6 +14,7 @@ from grpo_jax.checkpoint.atomic import atomic_write
 from grpo_jax.parallel import is_first, together
 from grpo_jax.training import configfile, schema
 from grpo_jax.training.config import RunConfig
+from grpo_jax.training.schedules import QUANTITIES
 from grpo_jax.training.schema import ConfigError
 
 # What may differ when a run goes on. None of it changes what is computed, rounding apart, except grpo.steps, which
@@ -175,6 +176,14 @@ def check_continues(saved: RunConfig, config: RunConfig) -> None:
             f"evaluation.every is {config.evaluation.every}, but the run to resume has {saved.evaluation.every}, and its "
             "curriculum advances on these tests. Keep it, or begin another run with another --run_dir"
         )
+    for name in QUANTITIES if "grpo.steps" in changed else ():
+        schedule = getattr(config.schedules, name)
+        if schedule.kind in ("linear", "cosine") and schedule.steps is None:
+            raise ConfigError(
+                f"grpo.steps is {config.grpo.steps}, but the run to resume has {saved.grpo.steps}, and "
+                f"schedules.{name}.kind {schedule.kind} with steps null is spread over that many. Keep it; a run can be "
+                "prolonged only where such schedules name their own steps"
+            )
     if "grpo.steps" in changed and config.grpo.optimizer.schedule != "constant":
         raise ConfigError(
             f"grpo.steps is {config.grpo.steps}, but the run to resume has {saved.grpo.steps}, and its learning rate "

@@ -88,7 +88,9 @@ def _length_metrics(rows: Rows) -> dict[str, float | None]:
 def over_updates(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The metrics of a step's updates as one: means over the updates that measured them, except that names in `_min` and
     `_max` are the least and the greatest, counts of tokens are sums, and the learning rate is the last one's."""
-    return {name: _combined(name, [float(update[name]) for update in updates]) for name in updates[0]}
+    # An update without a token to train on changed nothing; its loss and gradient of 0 are no measurements.
+    live = [update for update in updates if float(update["tokens"]) > 0] or updates[-1:]
+    return {name: _combined(name, [float(update[name]) for update in live]) for name in updates[0]}
 
 
 def _combined(name: str, values: list[float]) -> float:

@@ -350,17 +350,17 @@ def results(config: GRPOConfig, data: dict) -> list[np.ndarray]:
 
 def acts_or_is_refused(field: str, base: GRPOConfig, others: dict[Any, Any], *, every: bool) -> None:
     """For each value a builder of the config. One of those allowed must act; with `every`, each of them."""
-    acted = []
+    allowed = {}
     for value, build in others.items():
         try:
-            other = build()
+            allowed[value] = build()
         except ValueError as refusal:
             assert field in str(refusal), f"{field} = {value!r} is refused without its name: {refusal}"
             assert " is " in str(refusal) and ", but " in str(refusal)
-            continue
-        acted.append(differs(base, other))
-        assert acted[-1] or not every, f"{field} = {value!r} is accepted and changes nothing"
-    assert not acted or any(acted), f"{field} is accepted with {list(others)} and changes nothing"
+    acts = (differs(base, other) for other in allowed.values())
+    assert not allowed or (all if every else any)(acts), (
+        f"{field} of {list(allowed)} changes nothing"
+    )
 
 
 def other_numbers(field: str, defaults: list[float], own: float | None) -> list[float]:

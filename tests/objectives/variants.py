@@ -88,8 +88,11 @@ COMBINED = {
 
 def _variants() -> dict[str, GRPOConfig]:
     variants = {term: GRPOConfig(policy=policy_config(term=term)) for term in POLICY_TERMS}
+    made = {(entry.function, *entry.defaults.values(), entry.aggregation) for entry in POLICY_TERMS.values()}
     for term, aggregation in itertools.product(("grpo", "cispo"), AGGREGATIONS):
-        if POLICY_TERMS[term].aggregation != aggregation:
+        entry = POLICY_TERMS[term]
+        # Of grpo the terms bnpo and dr_grpo are the other aggregations: the same program.
+        if (entry.function, *entry.defaults.values(), aggregation) not in made:
             variants[f"{term} {aggregation}"] = GRPOConfig(policy=policy_config(term=term, aggregation=aggregation))
     for correction in CORRECTIONS:
         variants[correction] = GRPOConfig(off_policy=OffPolicyConfig(correction=correction))

@@ -87,7 +87,7 @@ def smoke(**options: Any) -> RunConfig:
         ),
         (
             {"grpo__groups__dead": "replay", "grpo__advantage__estimator": "reinforce_pp"},
-            ["grpo.groups.dead", "replay", "batch_mean", "reinforce_pp", "keep or refill"],
+            ["grpo.groups.dead", "replay", "batch_mean", "reinforce_pp", "Set it to keep"],
         ),
         (
             {
@@ -207,8 +207,11 @@ def test_coefficients_that_something_will_move_may_start_from_nothing() -> None:
 
 
 def test_an_alarm_may_be_answered_without_a_kl() -> None:
-    assert smoke(on_alarm="kl_runaway=stop", grpo__kl_coef=0).alarm_actions == {"kl_runaway": "stop"}
-    assert set(smoke(on_alarm="lower_temperature").alarm_actions.values()) == {"lower_temperature"}
+    config = smoke(on_alarm="dead_groups=stop", grpo__kl_coef=0, grpo__steps=20)
+    check(config)
+    assert config.alarm_actions == {"dead_groups": "stop"}
+    # For all alarms alike, those that cannot be raised are passed over.
+    check(smoke(on_alarm="stop", grpo__kl_coef=0, grpo__steps=20))
 
 
 def test_bound_on_staleness_holds_at_the_last_update() -> None:
@@ -258,3 +261,32 @@ def test_a_group_of_one_needs_an_advantage_that_compares_no_group(
     GRPORunConfig(advantage=advantage, group_size=smallest)
     with pytest.raises(ValueError, match=rf"group_size is {smallest - 1}, but it must be at least {smallest}"):
         GRPORunConfig(advantage=advantage, group_size=smallest - 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"on_alarm": "kl_runaway=stop", "grpo__kl_coef": 0.0}, ["on_alarm", "grpo.kl_coef is 0"]),
+        (
+            {"on_alarm": "sampler_mismatch=stop", "grpo__off_policy__old_logprobs": "sampler"},
+            ["on_alarm", "old_logprobs is sampler"],
+        ),
+        ({"on_alarm": "stop", "grpo__steps": 9}, ["monitor.window is 10", "9"]),
+    ],
+)
+def test_an_alarm_that_cannot_be_raised_is_refused_an_action(changes, words) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(smoke(**({"grpo__steps": 20} | changes)))
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_groups_of_one_cannot_be_refilled() -> None:
+    reinforce = AdvantageConfig(estimator="reinforce_pp")
+    with pytest.raises(ValueError, match=r"groups\.dead is 'refill', but group_size is 1"):
+        GRPORunConfig(group_size=1, advantage=reinforce, groups=GroupsConfig(dead="refill"))
+
+
+def test_replay_needs_a_bound_on_staleness_that_a_group_can_meet() -> None:
+    with pytest.raises(ValueError, match=r"max_staleness is 2, .* is 3 updates behind"):
+        GRPORunConfig(minibatches=2, groups=GroupsConfig(dead="replay"), off_policy=OffPolicyConfig(max_staleness=2))
+    GRPORunConfig(minibatches=2, groups=GroupsConfig(dead="replay"), off_policy=OffPolicyConfig(max_staleness=3))

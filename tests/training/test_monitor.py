@@ -451,3 +451,11 @@ def test_action_that_is_not_understood_is_refused_with_what_is_known(text: str, 
     with pytest.raises(ValueError) as refusal:
         parse_actions(text)
     assert str(refusal.value).startswith(f"on_alarm is {text!r}, but ") and complaint in str(refusal.value)
+
+
+def test_groups_that_all_have_a_signal_are_not_dead_whatever_their_rewards() -> None:
+    """An estimator that compares with the batch learns from groups of one, whose rewards never differ."""
+    records = run(20, noise={}, frac_zero_std=between(1.0, 1.0))
+    assert {alarm.name for end in range(1, 21) for alarm in Monitor(MonitorConfig()).check(records[:end])} == {"dead_groups"}
+    with_signal = [record | {"groups_without_signal": 0.0} for record in records]
+    assert not [alarm for end in range(1, 21) for alarm in Monitor(MonitorConfig()).check(with_signal[:end])]

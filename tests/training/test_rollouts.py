@@ -122,7 +122,7 @@ def test_a_group_that_only_fills_the_shape_has_no_part_in_the_statistics_of_the_
     options = (*REFILL, "grpo.groups.max_refills=1", "grpo.advantage.estimator=reinforce_pp", "grpo.kl_coef=0")
     run = tiny_runs.Steps(tiny_runs.load(tmp_path, *options))
     missing = 0
-    for _ in range(4):
+    for _ in range(12):
         outcome = run.next()
         missing += outcome.metrics["groups_missing"]
         kept = np.repeat(informative(outcome.trained.rows.components["accuracy"], 4), 4)

@@ -164,3 +164,12 @@ def test_two_processes_never_write_to_one_directory_and_a_kill_frees_it(tmp_path
         os.kill(process.pid, signal.SIGKILL)
     with open_run(smoke(run), resume=True):
         pass
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_run_whose_coefficients_follow_the_number_of_steps_is_not_prolonged(tmp_path: Path, kind: str) -> None:
+    options = [("schedules.kl_coef.kind", kind)]
+    with pytest.raises(ConfigError, match=r"grpo\.steps is 9, .*schedules\.kl_coef\.kind"):
+        check_continues(smoke(tmp_path, *options), smoke(tmp_path, *options, ("grpo.steps", "9")))
+    options.append(("schedules.kl_coef.steps", "2"))
+    check_continues(smoke(tmp_path, *options), smoke(tmp_path, *options, ("grpo.steps", "9")))

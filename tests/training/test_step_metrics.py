@@ -70,13 +70,13 @@ def test_rows_of_unknown_accuracy_are_in_no_accuracy(config: RunConfig) -> None:
 
 
 def test_lengths_are_told_apart_by_their_end_and_their_answer(config: RunConfig) -> None:
-    sampled = judged(2, ["easy"], [1, 1, 0, 0])
+    sampled = judged(4, ["easy"], [1, 1, 0, 0])
     lengths = sampled.rows.completion_lengths
     metrics = rollout_metrics(config, sampled)
     assert metrics["completion_length_right"] == lengths[:2].mean()
     assert metrics["completion_length_wrong"] == lengths[2:].mean()
     cut = sampled.rows.truncated
-    assert 0 < cut.sum() < 4, "the rows must differ for the test to tell"
+    assert 0 < cut.sum() < 4 and lengths[cut].mean() != lengths[~cut].mean(), "the rows must differ for the test to tell"
     assert metrics["truncated_fraction"] == cut.mean()
     assert metrics["completion_length_terminated"] == lengths[~cut].mean()
     all_wrong = rollout_metrics(config, judged(0, ["easy"], [0, 0, 0, 0]))
