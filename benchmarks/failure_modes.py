@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import rollout_reuse
+from matplotlib.axes import Axes
 from studies import IMAGES, RESULTS, Run, arguments, base_policy, curves, draw, heading, run_grpo, spread, table
 
 # A policy that hardly knows arithmetic yet, so that being right is rare and length has something to win.
@@ -138,6 +139,10 @@ def main() -> None:
     def panel(title: str, metric: str, y_label: str, groups: Mapping[str, Sequence[Run]], legend: bool = False):
         return title, "rollout", y_label, lambda axes: curves(axes, groups, metric, legend)
 
+    def ratios(axes: Axes) -> None:
+        curves(axes, entropy, "ratio_max")
+        axes.set_yscale("log")
+
     draw(
         IMAGES / "failure_length.png",
         [
@@ -151,7 +156,7 @@ def main() -> None:
         [
             panel("Entropy of the policy", "entropy", "nats per token", entropy, legend=True),
             panel("Accuracy in training", "accuracy", "share right", entropy),
-            panel("Greatest ratio", "ratio_max", "π / π_old", entropy),
+            ("Greatest ratio", "rollout", "π / π_old", ratios),
         ],
     )
 
