@@ -138,9 +138,10 @@ def grpo_loss(
         The loss times the batch's denominator, and the sums from which `finalize_metrics` makes the metrics.
 
     Raises:
-        ValueError: an input that the config needs is None.
+        ValueError: an input that the config needs is None, or a coefficient is given of a term that the loss lacks.
     """
-    _check_inputs(config, ref_logprobs_BT, sampler_logprobs_BT)
+    coefficients = coefficients or Coefficients()
+    _check_inputs(config, ref_logprobs_BT, sampler_logprobs_BT, coefficients)
     # However many rows without weight a micro-batch happens to hold, the metrics are the same.
     mask_BT = mask_BT & (row_weight_B > 0)[:, None]
 
@@ -190,7 +191,6 @@ def grpo_loss(
             per_token["opsm_fraction"] = ~keep_BT & mask_BT
 
     losses["policy_loss"] = jnp.sum(policy_loss_BT * weights_BT)
-    coefficients = coefficients or Coefficients()
     if ref_logprobs_BT is not None:
         ref_BT = clean(ref_logprobs_BT)
         reference = kl_terms("k3", policy_BT, ref_BT)
@@ -219,7 +219,15 @@ def grpo_loss(
     return loss_sum, jax.lax.stop_gradient(sums)
 
 
-def _check_inputs(config: GRPOConfig, ref_logprobs_BT: Array | None, sampler_logprobs_BT: Array | None) -> None:
+def _check_inputs(
+    config: GRPOConfig, ref_logprobs_BT: Array | None, sampler_logprobs_BT: Array | None, coefficients: Coefficients
+) -> None:
+    for name, value, used, remedy in (
+        ("kl", coefficients.kl, config.kl_in_loss, "kl_coef above 0 and kl.place to loss"),
+        ("entropy", coefficients.entropy, config.has_entropy_bonus, "entropy_coef"),
+    ):
+        if value is not None and not used:
+            raise ValueError(f"coefficients.{name} is given, but the loss has no such term: leave it None, or set {remedy}")
     if ref_logprobs_BT is None and config.kl_in_loss:
         raise ValueError(f"ref_logprobs is None, but kl_coef is {config.kl_coef}: give the reference's or set it to 0")
     if sampler_logprobs_BT is None and config.off_policy.needs_sampler:

@@ -358,9 +358,7 @@ def acts_or_is_refused(field: str, base: GRPOConfig, others: dict[Any, Any], *, 
             assert field in str(refusal), f"{field} = {value!r} is refused without its name: {refusal}"
             assert " is " in str(refusal) and ", but " in str(refusal)
     acts = (differs(base, other) for other in allowed.values())
-    assert not allowed or (all if every else any)(acts), (
-        f"{field} of {list(allowed)} changes nothing"
-    )
+    assert not allowed or (all if every else any)(acts), f"{field} of {list(allowed)} changes nothing"
 
 
 def other_numbers(field: str, defaults: list[float], own: float | None) -> list[float]:
@@ -476,3 +474,16 @@ def test_every_metric_is_documented():
     text = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text()
     metrics = {metric for config in COMBINED.values() for metric in evaluate_once(config, batch()).metrics}
     assert sorted(name for name in metrics if f"`{name}`" not in text) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "coefficients", "word"),
+    [
+        (GRPOConfig(kl_coef=0.0), Coefficients(kl=0.1), "kl"),
+        (GRPOConfig(kl=KLConfig(place="reward")), Coefficients(kl=0.1), "kl"),
+        (GRPOConfig(), Coefficients(entropy=0.1), "entropy"),
+    ],
+)
+def test_a_coefficient_of_a_term_that_the_loss_lacks_is_refused(config, coefficients, word):
+    with pytest.raises(ValueError, match=f"coefficients.{word} is given, but the loss has no such term"):
+        loss_sum(config, with_selection(config, batch()), coefficients)

@@ -177,6 +177,7 @@ def length_parity(row) -> float:
     return float(len(row.ids) % 2)
 
 
+@pytest.mark.slow
 def test_several_updates_per_rollout_are_scored_first(tmp_path: Path) -> None:
     extra = "rewards: {accuracy: 'test_loop:length_parity'}\n"
     options = ("grpo.updates_per_rollout=2", "grpo.steps=3", "evaluation.every=0")
