@@ -12,7 +12,6 @@ from grpo_jax.objectives import (
     CORRECTIONS,
     KL_ESTIMATORS,
     POLICY_TERMS,
-    Coefficients,
     GRPOConfig,
     KLConfig,
     add_sums,
@@ -30,6 +29,7 @@ from tests.objectives.variants import (
     assert_same,
     batch,
     clean,
+    coefficients_of,
     differentiate,
     evaluate,
     evaluate_once,
@@ -234,7 +234,7 @@ def test_coefficients_given_by_step_are_as_the_configs_own_and_do_not_trace_agai
     entropy_coef = None if config.entropy_coef is None else 3 * config.entropy_coef
     own = dataclasses.replace(config, kl_coef=3 * config.kl_coef, entropy_coef=entropy_coef)
     before = clean(name), traces[config]
-    found = evaluate(config, data, coefficients=Coefficients(kl=own.kl_coef, entropy=entropy_coef or 0.0))
+    found = evaluate(config, data, coefficients=coefficients_of(own))
     assert_same(found, evaluate_once(own, data), rtol=1e-6)
     assert traces[config] == before[1]
     if config.kl_in_loss or config.has_entropy_bonus:

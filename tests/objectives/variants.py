@@ -216,9 +216,14 @@ def evaluate(config: GRPOConfig, data: dict, denominator=None, coefficients: Coe
     if denominator is None:
         denominator = grpo_denominator(config, data["mask"], data["row_weight"])
     if coefficients is None:
-        coefficients = Coefficients(kl=config.kl_coef, entropy=config.entropy_coef or 0.0)
+        coefficients = coefficients_of(config)
     inputs = {name: values for name, values in with_selection(config, data).items() if name != "noise"}
     return jax.tree.map(np.asarray, _compiled(config, inputs, denominator, coefficients))
+
+
+def coefficients_of(config: GRPOConfig) -> Coefficients:
+    """The config's own coefficients, of the terms that its loss has."""
+    return Coefficients(kl=config.kl_coef if config.kl_in_loss else None, entropy=config.entropy_coef)
 
 
 def evaluate_once(config: GRPOConfig, data: dict) -> Evaluated:
