@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tiny_runs
 
+from grpo_jax.data.arithmetic import ALPHABET
 from grpo_jax.training.grpo import GRPOOutcome
 from grpo_jax.training.rollouts import informative
 
@@ -130,3 +131,17 @@ def test_a_group_that_only_fills_the_shape_has_no_part_in_the_statistics_of_the_
         expected = np.where(kept, (rewards - rewards[kept].mean()) / (rewards[kept].std() + 1e-6), 0)
         np.testing.assert_allclose(outcome.advantages.advantages_B, expected, atol=1e-5)
     assert missing, "every step found enough groups: the test has no object"
+
+
+def test_refills_take_problems_that_are_new_to_the_step_while_a_short_list_has_any(tmp_path) -> None:
+    """Of 30 problems three rollouts of four are twelve different ones; drawn independently they would often repeat."""
+    lines = [f'{{"question": "{number}+1", "answer": "{number + 1}"}}\n' for number in range(10, 43)]
+    (tmp_path / "train.jsonl").write_text("".join(lines[:30]))
+    (tmp_path / "heldout.jsonl").write_text("".join(lines[30:]))
+    data = ("data.task=jsonl", f"data.path={tmp_path / 'train.jsonl'}", f"data.heldout_path={tmp_path / 'heldout.jsonl'}")
+    alphabet = f"data.tokenizer.alphabet={ALPHABET}"
+    options = (*data, alphabet, REFILL[0], "rewards.accuracy=tiny_runs:hopeless", "grpo.groups.max_refills=2")
+    run = tiny_runs.Steps(tiny_runs.load(tmp_path, *options))
+    for _ in range(5):
+        keys = [problem.key for problem in run.next().sampled.problems]
+        assert len(keys) == 12 and len(set(keys)) == 12

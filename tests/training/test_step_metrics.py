@@ -108,3 +108,10 @@ def test_an_update_that_measured_nothing_is_left_out() -> None:
     something = {"entropy": 2.0, "ratio_min": 0.5, "mismatch_max": 0.1, "tokens": 8.0}
     assert over_updates([nothing, something]) == over_updates([something, nothing]) == something
     assert math.isnan(over_updates([nothing, nothing])["entropy"])
+
+
+def test_an_update_without_a_token_is_no_measurement_of_loss_and_gradient() -> None:
+    live = {"loss": 2.0, "grad_norm": 4.0, "tokens": 10.0, "learning_rate": 0.1}
+    empty = {"loss": 0.0, "grad_norm": 0.0, "tokens": 0.0, "learning_rate": 0.1}
+    assert over_updates([empty, live, empty]) == live
+    assert over_updates([empty, empty]) == empty
