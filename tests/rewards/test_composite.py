@@ -363,3 +363,10 @@ def test_a_megabyte_of_anything_is_scored_in_moments(text):
     for name, reward in REWARDS.items():
         assert reward(row(text, reference="42")) == (1.0 if name == "eos" else 0.0), name
     assert time.process_time() - started < 5
+
+
+def test_ngrams_that_no_completion_is_long_enough_for_are_refused():
+    config = RewardConfig(repetition=RepetitionConfig(ngram=17))
+    with pytest.raises(ValueError, match=r"repetition\.ngram is 17, but it must be at most 16"):
+        CompositeReward(config, 16)
+    CompositeReward(config, 17)
