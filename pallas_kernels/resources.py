@@ -76,13 +76,12 @@ def compile_for(target: Target, function: Callable[..., Any], *arguments: jax.Sh
         finally:
             if recorded is not None:
                 recorded()
-        text = compiled.as_text()
-        calls = sum(
-            any(f'custom_call_target="{call}' in line for call in CUSTOM_CALLS[target.platform])
-            for line in text.splitlines()
-        )
+        text, memory = compiled.as_text(), compiled.memory_analysis()
+        assert text is not None and memory is not None
+        targets = [f'custom_call_target="{call}' for call in CUSTOM_CALLS[target.platform]]
+        calls = sum(any(name in line for name in targets) for line in text.splitlines())
         kernels = tuple(_assemble(path, target.compute_capability) for path in sorted(pathlib.Path(folder).glob("*/*.ptx")))
-    return Compiled(calls=calls, kernels=kernels, temporary_bytes=compiled.memory_analysis().temp_size_in_bytes)
+    return Compiled(calls=calls, kernels=kernels, temporary_bytes=memory.temp_size_in_bytes)
 
 
 def _recording_triton(folder: str) -> Callable[[], None] | None:

@@ -78,7 +78,8 @@ class Target:
         """
         if not self.installed:
             raise ModuleNotFoundError(
-                f"compiling for {self.description} needs {self.package}, which is not installed: pip install 'grpo_jax[aot]'."
+                f"compiling for {self.description} needs {self.package}, which is not installed: "
+                "pip install 'grpo_jax[aot]'."
             )
         prepare()
         count = math.prod(shape)

@@ -101,6 +101,6 @@ def _mend_dce_rule() -> None:
     tests/pallas_kernels/test_triton_launch.py fails when jax-triton has learnt it and this can go.
     """
     primitive = triton_lib.triton_kernel_call_p
-    rule = partial_eval.dce_rules[primitive]
+    rule: Any = partial_eval.dce_rules[primitive]
     if jax.__version_info__ >= (0, 12) and len(inspect.signature(rule).parameters) == 2:
         partial_eval.dce_rules[primitive] = lambda used_outs, live_ins, eqn: rule(used_outs, eqn)

@@ -1,4 +1,4 @@
-"""Runs every kernel on a CPU: Pallas kernels in their interpret modes with race detection, Triton kernels in Triton's interpreter.
+"""Every kernel on a CPU: Pallas' interpret modes with race detection, and Triton's interpreter.
 
 Triton's interpreter has to be chosen before Triton is imported, so its tests have processes of their own:
 
