@@ -35,6 +35,8 @@ class Case:
         fill: makes the arrays.
         backward: whether `run` also computes gradients.
         tolerance: greatest error allowed, absolute and relative to 1 + |expected|.
+        in_place: pairs (argument, result), by their numbers: the result is the argument's new value, and takes its memory.
+            Without this, timing an op that writes a few slots of a cache would time the copy of the cache.
     """
 
     op: str
@@ -49,6 +51,7 @@ class Case:
     fill: Callable[[np.random.Generator, tuple[jax.ShapeDtypeStruct, ...]], Arrays] = normals
     backward: bool = False
     tolerance: float | None = None
+    in_place: tuple[tuple[int, int], ...] = ()
 
     @property
     def allowed(self) -> float:

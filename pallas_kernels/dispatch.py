@@ -19,8 +19,8 @@ import jax
 
 REFERENCE = "reference"
 
-# The packages that an implementation needs besides jax, and the extra of grpo_jax that brings them.
-EXTRAS = {"jax_triton": "cuda"}
+# The packages that an implementation needs besides jax, and what pip installs to bring them: an extra of grpo_jax as a rule.
+EXTRAS = {"jax_triton": "grpo_jax[cuda]", "tokamax": "tokamax"}
 
 
 def _serves_all(*args: Any, **kwargs: Any) -> str | None:
@@ -92,10 +92,9 @@ def choose(op: str, table: tuple[Implementation, ...], impl: str | None, *args: 
         return _named(op, table, REFERENCE)
     chosen = _named(op, table, impl)
     if not chosen.installed:
-        extra = EXTRAS[chosen.package or ""]
         raise ModuleNotFoundError(
             f"{op}: impl={impl!r} needs the package {chosen.package}, which is not installed: "
-            f"pip install 'grpo_jax[{extra}]', or choose impl='reference'."
+            f"pip install '{EXTRAS[chosen.package or '']}', or choose impl='reference'."
         )
     reason = chosen.refuses(*args, **kwargs)
     if reason is not None:

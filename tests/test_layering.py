@@ -13,7 +13,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "parallel": {"types"},
     "model": {"types", "parallel"},
-    "objectives": {"types"},
+    "objectives": {"types", "parallel"},
     "generation": {"types", "parallel", "model"},
     "data": set(),
     "rewards": set(),

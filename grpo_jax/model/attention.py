@@ -1,75 +1,96 @@
-"""Softmax attention on matrices that lie contiguous: the core that training, prefill and decoding share."""
+"""How a model attends: within a span, and from new tokens to a cache; by kernels, each device on its own rows and heads."""
 
-import jax
+from functools import partial
+
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int
+from jax.sharding import Mesh
+from jaxtyping import Float, Int
 
-from grpo_jax.model.segments import same_segment
+from grpo_jax.model.cache import GQACache, MLACache
+from grpo_jax.model.config import ModelConfig
+from grpo_jax.model.rope import Rotary
+from grpo_jax.parallel import on_shards
+from grpo_jax.parallel.sharding import LogicalAxes
 from grpo_jax.types import Array
+from pallas_kernels import flash_attention, gqa_decode, mla_decode, rope_append
 
-# Added to the logits of hidden keys. Finite, so that a row that sees nothing gives no NaN; far below any logit.
-HIDDEN = -1e30
-
-
-def causal_bias(length: int) -> Float[Array, "1 T T"]:
-    """Hides the key at column s from the query at row t unless s <= t."""
-    return _bias(_causal(length))
+_HEADS = ("rows", None, "heads", None)
+_KV_HEADS = ("rows", None, "kv_heads", None)
 
 
-def segment_bias(segments_BT: Int[Array, "B T"]) -> Float[Array, "B T T"]:
-    """The same for packed rows: a key of another segment is hidden as well."""
-    return _bias(_causal(segments_BT.shape[1]) & same_segment(segments_BT))
-
-
-def slot_bias(positions_BT: Int[Array, "B T"], slots: int) -> Float[Array, "B T S"]:
-    """Hides a cache slot from the query at a position unless slot <= position."""
-    return _bias(jnp.arange(slots) <= positions_BT[..., None])
-
-
-def _causal(length: int) -> Bool[Array, "1 T T"]:
-    return jnp.tril(jnp.ones((1, length, length), bool))
-
-
-def _bias(seen: Bool[Array, "B T S"]) -> Float[Array, "B T S"]:
-    return jnp.where(seen, jnp.float32(0), jnp.float32(HIDDEN))
-
-
-def exponentials(logits: Float[Array, "... S"]) -> tuple[Float[Array, "... S"], Float[Array, "... 1"]]:
-    """The numerators of a softmax over the last dimension, and one over their sum; float32.
-
-    The caller multiplies by the second after the product with the values, where there is less to multiply.
-    """
-    # The largest logit cancels out of numerator and sum alike, so it has no gradient of its own.
-    shifted = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-    numerators = jnp.exp(shifted)
-    return numerators, 1 / jnp.sum(numerators, axis=-1, keepdims=True)
-
-
-def attend(
+def attend_within(
+    config: ModelConfig,
+    mesh: Mesh | None,
+    scale: float,
     query_BTNH: Float[Array, "B T N H"],
-    key_BKSH: Float[Array, "B K S H"],
-    value_BKSV: Float[Array, "B K S V"],
-    bias_BTS: Float[Array, "#B T S"],
+    key_BTKH: Float[Array, "B T K H"],
+    value_BTKV: Float[Array, "B T K V"],
+    segments_BT: Int[Array, "B T"] | None,
 ) -> Float[Array, "B T N V"]:
-    """softmax(q k^T + bias) v, where query head n reads key/value head n // (N / K); queries come scaled.
+    """Causal attention of a span to itself, and where segments are given, of each token to its own segment."""
+    kv_heads = _HEADS if key_BTKH.shape[2] == query_BTNH.shape[2] else _KV_HEADS
+    axes: list[LogicalAxes] = [_HEADS, kv_heads, kv_heads]
+    arrays = [query_BTNH, key_BTKH, value_BTKV]
+    if segments_BT is not None:
+        axes.append(("rows", None))
+        arrays.append(segments_BT)
 
-    The queries of one group at all T positions stand together as the rows of one matrix per key head, so keys and
-    values are never repeated. Heads lead in the products: XLA's CPU backend multiplies contiguous matrices only.
-    """
-    B, T, N, H = query_BTNH.shape
-    K, S = key_BKSH.shape[1:3]
-    group = N // K
-    query_BKgTH = query_BTNH.reshape(B, T, K, group, H).transpose(0, 2, 3, 1, 4)
-    query_BKMH = query_BKgTH.reshape(B, K, group * T, H)
-    logits_BKMS = jnp.einsum("BKMH,BKSH->BKMS", query_BKMH, key_BKSH, preferred_element_type=jnp.float32)
-    logits_BKgTS = logits_BKMS.reshape(B, K, group, T, S) + bias_BTS[:, None, None]
-    weights_BKgTS, inverse_sum = exponentials(logits_BKgTS)
-    weights_BKMS = weights_BKgTS.astype(value_BKSV.dtype).reshape(B, K, group * T, S)
-    read_BKMV = jnp.einsum("BKMS,BKSV->BKMV", weights_BKMS, value_BKSV, preferred_element_type=jnp.float32)
-    read_BKgTV = read_BKMV.reshape(B, K, group, T, -1) * inverse_sum
-    return read_BKgTV.transpose(0, 3, 1, 2, 4).reshape(B, T, N, -1).astype(query_BTNH.dtype)
+    def kernel(query: Array, key: Array, value: Array, segments: Array | None = None) -> Array:
+        return flash_attention(query, key, value, scale=scale, segments=segments, impl=config.implementation)[0]
+
+    return on_shards(kernel, mesh, tuple(axes), _HEADS)(*arrays)
 
 
-def heads_lead(x_BSKH: Float[Array, "B S K H"]) -> Float[Array, "B K S H"]:
-    """Moves heads before tokens."""
-    return x_BSKH.transpose(0, 2, 1, 3)
+def attend_latents(
+    config: ModelConfig,
+    mesh: Mesh | None,
+    scale: float,
+    query_BTNC: Float[Array, "B T N C"],
+    query_BTNR: Float[Array, "B T N R"],
+    cache: MLACache,
+    positions_BT: Int[Array, "B T"],
+) -> Float[Array, "B T N C"]:
+    """MLA's absorbed attention of new tokens, already in the cache, to every slot up to their own."""
+    kernel = partial(mla_decode, scale=scale, impl=config.implementation)
+    rows = ("rows", None, None)
+    read = on_shards(lambda *arrays: kernel(*arrays)[0], mesh, (_HEADS, _HEADS, rows, rows, ("rows",)), _HEADS)
+    dtype = query_BTNC.dtype
+    return read(query_BTNC, query_BTNR, cache.latent_BSC.astype(dtype), cache.rope_BSR.astype(dtype), _lengths(positions_BT))
+
+
+def append_latents(
+    config: ModelConfig,
+    mesh: Mesh | None,
+    latent_BTC: Float[Array, "B T C"],
+    rope_BTR: Float[Array, "B T R"],
+    turn: Rotary,
+    cache: MLACache,
+    positions_BT: Int[Array, "B T"],
+) -> MLACache:
+    """Rotates the new tokens' shared keys and writes them with their latents into the slots of their positions."""
+    rows = ("rows", None, None)
+    append = on_shards(
+        partial(rope_append, impl=config.implementation), mesh, (rows,) * 4 + (("rows",), rows, rows), (rows, rows)
+    )
+    return MLACache(*append(latent_BTC, rope_BTR, cache.latent_BSC, cache.rope_BSR, positions_BT[:, 0], turn.cos, turn.sin))
+
+
+def attend_cache(
+    config: ModelConfig,
+    mesh: Mesh | None,
+    scale: float,
+    query_BTNH: Float[Array, "B T N H"],
+    cache: GQACache,
+    positions_BT: Int[Array, "B T"],
+) -> Float[Array, "B T N H"]:
+    """GQA's attention of new tokens, already in the cache, to every slot up to their own."""
+    kernel = partial(gqa_decode, scale=scale, impl=config.implementation)
+    kv = ("rows", "kv_heads", None, None)
+    read = on_shards(lambda *arrays: kernel(*arrays)[0], mesh, (_HEADS, kv, kv, ("rows",)), _HEADS)
+    dtype = query_BTNH.dtype
+    return read(query_BTNH, cache.key_BKSH.astype(dtype), cache.value_BKSH.astype(dtype), _lengths(positions_BT))
+
+
+def _lengths(positions_BT: Int[Array, "B T"]) -> Int[Array, " B"]:
+    """Tokens in the cache, the new ones included: a row's positions are consecutive and its slots are its positions."""
+    return jnp.asarray(positions_BT[:, -1] + 1, jnp.int32)

@@ -51,18 +51,14 @@ def write_prompt[C: (MLACache, GQACache)](cache: C, new: C) -> C:
     return jax.tree.map(lambda old, span: old.at[..., : span.shape[-2], :].set(span.astype(old.dtype)), cache, new)
 
 
-def write_slots[C: (MLACache, GQACache)](cache: C, new: C, positions_BT: Int[Array, "B T"]) -> C:
+def write_slots(cache: GQACache, new: GQACache, positions_BT: Int[Array, "B T"]) -> GQACache:
     """Writes each row's T new tokens into the slots of their positions, in place where the cache is donated.
 
     A position outside the cache is dropped, not clamped onto the last slot.
     """
 
     def write(old: Array, tokens: Array) -> Array:
-        # Between row and slot GQA has a dimension of heads, MLA has none.
-        heads: tuple[int, ...] = old.shape[1:-2]
-        rows = jnp.arange(old.shape[0]).reshape(-1, *(1 for _ in heads), 1)
-        slots = positions_BT.reshape(positions_BT.shape[0], *(1 for _ in heads), -1)
-        index = (rows, *(jnp.arange(size)[:, None] for size in heads), slots)
+        index = jnp.arange(old.shape[0])[:, None, None], jnp.arange(old.shape[1])[:, None], positions_BT[:, None]
         return old.at[index].set(tokens.astype(old.dtype), mode="drop", unique_indices=True)
 
     return jax.tree.map(write, cache, new)

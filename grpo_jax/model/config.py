@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 Remat = Literal["none", "full", "dots"]
 Dtype = Literal["float32", "bfloat16"]
+Kernels = Literal["auto", "reference"]
 
 
 def _require(holds: bool, key: str, value: Any, rule: str) -> None:
@@ -176,6 +177,8 @@ class ModelConfig:
         remat: what the backward pass recomputes: none, full (everything inside a layer), or dots (all but the
             products with weights).
         scan_unroll: layers per iteration of the scan; num_layers unrolls it, which on CPU runs faster.
+        kernels: auto runs attention, decoding and the cache's writes by the kernels of the platform (docs/kernels.md),
+            where there are some; reference keeps to plain jnp.
         param_dtype: dtype in which parameters are created.
         compute_dtype: dtype of activations and matrix products; softmax and norms are always float32.
         initializer_range: standard deviation of new weights; projections into the residual stream get it divided by
@@ -192,6 +195,7 @@ class ModelConfig:
     tie_embeddings: bool = True
     remat: Remat = "none"
     scan_unroll: int = 1
+    kernels: Kernels = "auto"
     param_dtype: Dtype = "float32"
     compute_dtype: Dtype = "float32"
     initializer_range: float = 0.02
@@ -204,8 +208,14 @@ class ModelConfig:
         _require(self.norm_eps > 0, "model.norm_eps", self.norm_eps, "must be positive")
         _require(self.initializer_range > 0, "model.initializer_range", self.initializer_range, "must be positive")
         _one_of("model.remat", self.remat, get_args(Remat))
+        _one_of("model.kernels", self.kernels, get_args(Kernels))
         _one_of("model.param_dtype", self.param_dtype, get_args(Dtype))
         _one_of("model.compute_dtype", self.compute_dtype, get_args(Dtype))
+
+    @property
+    def implementation(self) -> str | None:
+        """What the kernels' `impl` is given."""
+        return None if self.kernels == "auto" else "reference"
 
     @property
     def rope(self) -> RopeConfig:

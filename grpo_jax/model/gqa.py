@@ -4,7 +4,7 @@ import flax.linen as nn
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
-from grpo_jax.model import attention
+from grpo_jax.model.attention import attend_cache, attend_within
 from grpo_jax.model.cache import GQACache, write_slots
 from grpo_jax.model.config import ModelConfig
 from grpo_jax.model.linear import project, residual_weight, weight
@@ -30,30 +30,34 @@ class GroupedQueryAttention(nn.Module):
         self.scale = gqa.scale
 
     def __call__(
-        self, x_BTD: Float[Array, "B T D"], turn: Rotary, bias_BTS: Float[Array, "#B T T"]
+        self, x_BTD: Float[Array, "B T D"], turn: Rotary, segments_BT: Int[Array, "B T"] | None
     ) -> tuple[Float[Array, "B T D"], GQACache]:
         """Attention within the span; also returns the keys and values a cache would keep."""
-        query, new = self._project(x_BTD, turn)
-        return self._attend(query, new, bias_BTS), new
+        query_BTNH, key_BTKH, value_BTKH = self._project(x_BTD, turn)
+        read_BTNH = attend_within(self.config, self.mesh, self.scale, query_BTNH, key_BTKH, value_BTKH, segments_BT)
+        return self._project_out(read_BTNH), _entry(key_BTKH, value_BTKH)
 
     def extend(
         self, x_BTD: Float[Array, "B T D"], turn: Rotary, positions_BT: Int[Array, "B T"], cache: GQACache
     ) -> tuple[Float[Array, "B T D"], GQACache]:
         """Writes the new tokens to the slots of their positions, then attends to slots up to each position."""
-        query, new = self._project(x_BTD, turn)
-        cache = write_slots(cache, new, positions_BT)
-        return self._attend(query, cache, attention.slot_bias(positions_BT, cache.key_BKSH.shape[2])), cache
+        query_BTNH, key_BTKH, value_BTKH = self._project(x_BTD, turn)
+        cache = write_slots(cache, _entry(key_BTKH, value_BTKH), positions_BT)
+        return self._project_out(attend_cache(self.config, self.mesh, self.scale, query_BTNH, cache, positions_BT)), cache
 
-    def _project(self, x_BTD: Array, turn: Rotary) -> tuple[Array, GQACache]:
+    def _project(self, x_BTD: Array, turn: Rotary) -> tuple[Array, Array, Array]:
+        """Queries, keys and values, the first two rotated."""
         kv_heads = ("rows", None, "kv_heads", None)
         query_BTNH = constrain(project(x_BTD, self.query), self.mesh, ("rows", None, "heads", None))
         key_BTKH = constrain(project(x_BTD, self.key), self.mesh, kv_heads)
         value_BTKH = constrain(project(x_BTD, self.value), self.mesh, kv_heads)
-        new = GQACache(key_BKSH=attention.heads_lead(rotate(key_BTKH, turn)), value_BKSH=attention.heads_lead(value_BTKH))
-        return rotate(query_BTNH, turn) * self.scale, new
+        return rotate(query_BTNH, turn), rotate(key_BTKH, turn), value_BTKH
 
-    def _attend(self, query_BTNH: Array, kv: GQACache, bias_BTS: Array) -> Array:
-        dtype = query_BTNH.dtype
-        read_BTNH = attention.attend(query_BTNH, kv.key_BKSH.astype(dtype), kv.value_BKSH.astype(dtype), bias_BTS)
+    def _project_out(self, read_BTNH: Array) -> Array:
         read_BTNH = constrain(read_BTNH, self.mesh, ("rows", None, "heads", None))
         return constrain(project(read_BTNH, self.out, contracted=2), self.mesh, ("rows", None, None))
+
+
+def _entry(key_BTKH: Array, value_BTKH: Array) -> GQACache:
+    """What the cache keeps of a span: heads before tokens."""
+    return GQACache(key_BKSH=key_BTKH.transpose(0, 2, 1, 3), value_BKSH=value_BTKH.transpose(0, 2, 1, 3))

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
-from grpo_jax.model import attention
-from grpo_jax.model.cache import MLACache, write_slots
+from grpo_jax.model.attention import append_latents, attend_latents, attend_within
+from grpo_jax.model.cache import MLACache
 from grpo_jax.model.config import ModelConfig
 from grpo_jax.model.linear import project, residual_weight, weight
 from grpo_jax.model.norm import RMSNorm
@@ -46,17 +46,18 @@ class MultiHeadLatentAttention(nn.Module):
         self.nope_dim, self.kv_rank, self.q_rank, self.scale = H, C, mla.q_rank, mla.scale
 
     def __call__(
-        self, x_BTD: Float[Array, "B T D"], turn: Rotary, bias_BTS: Float[Array, "#B T T"]
+        self, x_BTD: Float[Array, "B T D"], turn: Rotary, segments_BT: Int[Array, "B T"] | None
     ) -> tuple[Float[Array, "B T D"], MLACache]:
         """Attention within the span, unabsorbed; also returns the latents and rotary keys a cache would keep."""
         query_BTNH = jnp.concatenate(self._queries(x_BTD, turn), axis=-1)
-        new = self._latents(x_BTD, turn)
+        latent_BTC, rope_BTR = self._latents(x_BTD)
+        new = MLACache(latent_BSC=latent_BTC, rope_BSR=rotate(rope_BTR[:, :, None], turn)[:, :, 0])
         heads = ("rows", None, "heads", None)
         key_BSNH = constrain(project(new.latent_BSC, self.key_up), self.mesh, heads)
         value_BSNV = constrain(project(new.latent_BSC, self.value_up), self.mesh, heads)
         shared_BSNR = jnp.broadcast_to(new.rope_BSR[:, :, None], (*key_BSNH.shape[:-1], new.rope_BSR.shape[-1]))
-        key_BNSH = attention.heads_lead(jnp.concatenate([key_BSNH, shared_BSNR], axis=-1))
-        read_BTNV = attention.attend(query_BTNH, key_BNSH, attention.heads_lead(value_BSNV), bias_BTS)
+        key_BSNH = jnp.concatenate([key_BSNH, shared_BSNR], axis=-1)
+        read_BTNV = attend_within(self.config, self.mesh, self.scale, query_BTNH, key_BSNH, value_BSNV, segments_BT)
         return self._project_out(constrain(read_BTNV, self.mesh, heads)), new
 
     def extend(
@@ -66,34 +67,29 @@ class MultiHeadLatentAttention(nn.Module):
 
         scores = (q_nope W_key^T) . latent + q_rope . rope_key;  read = (weights . latent) W_value
         """
-        dtype = x_BTD.dtype
         nope_BTNH, rope_BTNR = self._queries(x_BTD, turn)
-        cache = write_slots(cache, self._latents(x_BTD, turn), positions_BT)
-        latent_BSC, rope_BSR = cache.latent_BSC.astype(dtype), cache.rope_BSR.astype(dtype)
+        latent_BTC, rope_BTR = self._latents(x_BTD)
+        cache = append_latents(self.config, self.mesh, latent_BTC, rope_BTR, turn, cache, positions_BT)
         heads = ("rows", None, "heads", None)
         query_BTNC = constrain(jnp.einsum("BTNH,CNH->BTNC", nope_BTNH, self.key_up), self.mesh, heads)
-        logits_BTNS = jnp.einsum("BTNC,BSC->BTNS", query_BTNC, latent_BSC, preferred_element_type=jnp.float32)
-        logits_BTNS += jnp.einsum("BTNR,BSR->BTNS", rope_BTNR, rope_BSR, preferred_element_type=jnp.float32)
-        logits_BTNS += attention.slot_bias(positions_BT, latent_BSC.shape[1])[:, :, None]
-        weights_BTNS, inverse_sum = attention.exponentials(logits_BTNS)
-        read_BTNC = jnp.einsum("BTNS,BSC->BTNC", weights_BTNS.astype(dtype), latent_BSC, preferred_element_type=jnp.float32)
-        read_BTNC = constrain((read_BTNC * inverse_sum).astype(dtype), self.mesh, heads)
+        read_BTNC = attend_latents(self.config, self.mesh, self.scale, query_BTNC, rope_BTNR, cache, positions_BT)
+        read_BTNC = constrain(read_BTNC, self.mesh, heads)
         return self._project_out(jnp.einsum("BTNC,CNV->BTNV", read_BTNC, self.value_up)), cache
 
     def _queries(self, x_BTD: Array, turn: Rotary) -> tuple[Array, Array]:
-        """The part without position [B,T,N,H] and the rotated part [B,T,N,R], both times the softmax scale."""
+        """The part without position [B,T,N,H] and the rotated part [B,T,N,R]."""
         if self.q_rank is None:
             query = project(x_BTD, self.query)
         else:
             latent_BTQ = self.query_norm(project(x_BTD, self.query_down))
             query = project(latent_BTQ, self.query_up)
-        query = constrain(query, self.mesh, ("rows", None, "heads", None)) * self.scale
+        query = constrain(query, self.mesh, ("rows", None, "heads", None))
         return query[..., : self.nope_dim], rotate(query[..., self.nope_dim :], turn)
 
-    def _latents(self, x_BTD: Array, turn: Rotary) -> MLACache:
+    def _latents(self, x_BTD: Array) -> tuple[Array, Array]:
+        """Normed latents [B,T,C], and the key that all heads share [B,T,R], not rotated yet."""
         down = project(x_BTD, self.kv_down)
-        rope_BTR = rotate(down[:, :, None, self.kv_rank :], turn)[:, :, 0]
-        return MLACache(latent_BSC=self.kv_norm(down[..., : self.kv_rank]), rope_BSR=rope_BTR)
+        return self.kv_norm(down[..., : self.kv_rank]), down[..., self.kv_rank :]
 
     def _project_out(self, read_BTNV: Array) -> Array:
         return constrain(project(read_BTNV, self.out, contracted=2), self.mesh, ("rows", None, None))

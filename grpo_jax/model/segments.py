@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from grpo_jax.types import Array
 
@@ -12,8 +12,3 @@ def segment_positions(segments_BT: Int[Array, "B T"]) -> Int[Array, "B T"]:
     columns_T = jnp.arange(segments_BT.shape[1])
     starts_BT = jnp.pad(segments_BT[:, 1:] != segments_BT[:, :-1], ((0, 0), (1, 0)), constant_values=True)
     return columns_T - jax.lax.cummax(jnp.where(starts_BT, columns_T, 0), axis=1)
-
-
-def same_segment(segments_BT: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
-    """Whether query and key belong to one segment."""
-    return segments_BT[:, :, None] == segments_BT[:, None, :]

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
-from grpo_jax.model.attention import causal_bias, segment_bias
 from grpo_jax.model.cache import Cache, LayerCache
 from grpo_jax.model.config import ModelConfig
 from grpo_jax.model.gqa import GroupedQueryAttention
@@ -44,13 +43,13 @@ class Layer(nn.Module):
         self.mlp_norm = RMSNorm(config)
         self.mlp = SwiGLU(config, self.mesh)
 
-    def __call__(self, x_BTD: Array, turn: Rotary, bias_BTS: Array) -> tuple[Array, None]:
+    def __call__(self, x_BTD: Array, turn: Rotary, segments_BT: Array | None) -> tuple[Array, None]:
         """A span attending to itself. The second result is what a scan stacks: nothing."""
-        return self.prefill(x_BTD, turn, bias_BTS)[0], None
+        return self.prefill(x_BTD, turn, segments_BT)[0], None
 
-    def prefill(self, x_BTD: Array, turn: Rotary, bias_BTS: Array) -> tuple[Array, LayerCache]:
+    def prefill(self, x_BTD: Array, turn: Rotary, segments_BT: Array | None) -> tuple[Array, LayerCache]:
         """The same, with what the span leaves in the cache."""
-        read, new = self.attention(self.attention_norm(x_BTD), turn, bias_BTS)
+        read, new = self.attention(self.attention_norm(x_BTD), turn, segments_BT)
         return self._feed_forward(x_BTD + read), new
 
     def extend(self, x_BTD: Array, turn: Rotary, positions_BT: Array, cache: LayerCache) -> tuple[Array, LayerCache]:
@@ -119,13 +118,13 @@ class Transformer(nn.Module):
     ) -> tuple[Float[Array, "B T V"], Cache | None]:
         """Logits of every position, in the compute dtype's matrix product but returned in float32.
 
-        Without a cache the tokens attend causally to each other. With one they join it at their positions (default
-        0..T-1) and attend to every slot up to their own; the returned cache holds them.
+        Without a cache the tokens attend causally to each other. With one they join it at their positions (consecutive
+        ones; default 0..T-1) and attend to every slot up to their own; the returned cache holds them.
         """
         x_BTD = self.embed_tokens(tokens_BT)
         if cache is None:
             turn = self._turn(jnp.arange(tokens_BT.shape[1]) if positions_BT is None else positions_BT)
-            hidden_BTD, _ = self.layers(x_BTD, turn, causal_bias(tokens_BT.shape[1]))
+            hidden_BTD, _ = self.layers(x_BTD, turn, None)
         else:
             if positions_BT is None:
                 positions_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
@@ -141,24 +140,17 @@ class Transformer(nn.Module):
 
     def hidden(self, tokens_BT: Int[Array, "B T"], segments_BT: Int[Array, "B T"] | None = None) -> Float[Array, "B T D"]:
         """What the unembedding reads: the last layer's output after the final norm."""
-        if segments_BT is None:
-            turn, bias = self._span(tokens_BT.shape[1])
-        else:
-            turn, bias = self._turn(segment_positions(segments_BT)), segment_bias(segments_BT)
-        x_BTD, _ = self.layers(self.embed_tokens(tokens_BT), turn, bias)
+        positions = jnp.arange(tokens_BT.shape[1]) if segments_BT is None else segment_positions(segments_BT)
+        x_BTD, _ = self.layers(self.embed_tokens(tokens_BT), self._turn(positions), segments_BT)
         return self.final_norm(x_BTD)
 
     def prefill(self, tokens_BT: Int[Array, "B T"]) -> tuple[Float[Array, "B T D"], LayerCache]:
         """Hidden states before the final norm, and every layer's cache entries stacked along a leading L."""
-        return self.layers.prefill(self.embed_tokens(tokens_BT), *self._span(tokens_BT.shape[1]))
+        return self.layers.prefill(self.embed_tokens(tokens_BT), self._turn(jnp.arange(tokens_BT.shape[1])), None)
 
     def normalize(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """The final norm."""
         return self.final_norm(x)
-
-    def _span(self, length: int) -> tuple[Rotary, Array]:
-        """Rotation and mask of a causal span that starts at position 0."""
-        return self._turn(jnp.arange(length)), causal_bias(length)
 
     def _turn(self, positions: Array) -> Rotary:
         return rotary(self.config.rope, self.config.rotary_dim, positions)

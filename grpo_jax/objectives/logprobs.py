@@ -10,12 +10,18 @@ over chunks in float32, also where the kernel is bfloat16. And a position withou
 is multiplied, so that whatever stands in an unused place cannot reach the kernel's gradient as 0 · NaN.
 """
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
+
+from grpo_jax.parallel import LOGICAL_TO_MESH, on_shards
+from pallas_kernels import LogprobPasses
+from pallas_kernels.dispatch import lowering_platform
 
 __all__ = ["TokenStats", "token_logprobs"]
 
@@ -41,6 +47,8 @@ def token_logprobs(
     temperature: float = 1.0,
     chunk: int,
     entropy_gradient: bool = False,
+    mesh: Mesh | None = None,
+    impl: str | None = None,
 ) -> TokenStats:
     """Log-probs of `tokens_BT` under softmax(hidden · kernel / temperature), and the entropies.
 
@@ -52,6 +60,9 @@ def token_logprobs(
         temperature: the sampler's; a policy is scored at the temperature it was sampled at.
         chunk: positions projected at a time; [B, chunk, V] float32 is the peak. T or more is a single chunk.
         entropy_gradient: whether the entropies carry a gradient, for an entropy bonus; it costs no more memory.
+        mesh: where the arrays lie: rows over data and fsdp, the vocabulary over tensor.
+        impl: None computes by kernels on a GPU or a TPU, tile by tile, and `chunk` then has no say; "reference" computes by
+            chunks there too.
 
     Rows stay the leading axis of a chunk, so rows that are sharded stay where they are.
 
@@ -68,7 +79,11 @@ def token_logprobs(
     # All T positions are scored and the last, which has no next token, is dropped: T − 1 of them would seldom be a
     # whole number of chunks.
     targets_BT = jnp.pad(tokens_BT[:, 1:], ((0, 0), (0, 1)))
-    scored = _score(hidden_BTD, kernel_DV, targets_BT, temperature, chunk, entropy_gradient)
+    kernels = _kernels(mesh, impl, kernel_DV)
+    if kernels is None:
+        scored = _score(hidden_BTD, kernel_DV, targets_BT, temperature, chunk, entropy_gradient)
+    else:
+        scored = _score_by_kernels(kernels, hidden_BTD, kernel_DV, targets_BT, temperature)
     logprobs_BT, entropy_BT = (jnp.pad(values_BT[:, :-1], ((0, 0), (1, 0))) for values_BT in scored)
     return TokenStats(logprobs_BT, entropy_BT if entropy_gradient else jax.lax.stop_gradient(entropy_BT))
 
@@ -195,3 +210,85 @@ def _score_backward(
 
 
 _score.defvjp(_score_forward, _score_backward)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Kernels:
+    """Where kernels score: the mesh, and the axis that its vocabulary is split over, if there is one."""
+
+    mesh: Mesh | None
+    vocab_axis: str | None
+
+    def passes(self, temperature: float) -> LogprobPasses:
+        return LogprobPasses(temperature=temperature, vocab_axis=self.vocab_axis)
+
+
+def _kernels(mesh: Mesh | None, impl: str | None, kernel_DV: Array) -> _Kernels | None:
+    """None where the chunks above are the way: on a CPU, by wish, or where the mesh cannot split the vocabulary evenly."""
+    platform = lowering_platform() if mesh is None else mesh.devices.flat[0].platform
+    if platform == "cpu" or impl is not None:
+        return None
+    axis = LOGICAL_TO_MESH["vocab"]
+    assert axis is None or isinstance(axis, str)
+    if mesh is None or axis is None or mesh.shape[axis] == 1:
+        return _Kernels(mesh=mesh, vocab_axis=None)
+    return None if kernel_DV.shape[1] % mesh.shape[axis] else _Kernels(mesh=mesh, vocab_axis=axis)
+
+
+_ROWS_BT, _ROWS_BTD = ("rows", None), ("rows", None, None)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 4))
+def _score_by_kernels(
+    kernels: _Kernels, hidden_BTD: Array, kernel_DV: Array, targets_BT: Array, temperature: float
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """Log-probs of targets[t] given hidden[t], and entropies."""
+    return _kernels_forward(kernels, hidden_BTD, kernel_DV, targets_BT, temperature)[0]
+
+
+def _kernels_forward(
+    kernels: _Kernels, hidden_BTD: Array, kernel_DV: Array, targets_BT: Array, temperature: float
+) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
+    def forward(hidden_BTD: Array, kernel_DV: Array, targets_BT: Array) -> tuple[Array, ...]:
+        flat_MD = hidden_BTD.reshape(-1, hidden_BTD.shape[-1])
+        found = kernels.passes(temperature).forward(flat_MD, kernel_DV, targets_BT.reshape(-1))
+        return tuple(values_M.reshape(targets_BT.shape) for values_M in found)
+
+    run = on_shards(forward, kernels.mesh, (_ROWS_BTD, (None, "vocab"), _ROWS_BT), (_ROWS_BT,) * 3)
+    logprobs_BT, entropy_BT, lse_BT = run(hidden_BTD, kernel_DV.astype(hidden_BTD.dtype), targets_BT)
+    return (logprobs_BT, entropy_BT), (hidden_BTD, kernel_DV, targets_BT, entropy_BT, lse_BT)
+
+
+def _kernels_backward(
+    kernels: _Kernels, temperature: float, saved: tuple[Array, ...], cotangents: tuple[Array, Array]
+) -> tuple[Array, Array, None]:
+    hidden_BTD, kernel_DV, targets_BT, entropy_BT, lse_BT = saved
+    mesh = kernels.mesh
+    row_axes = LOGICAL_TO_MESH["rows"] or ()
+    scatter_axis = LOGICAL_TO_MESH["embed"]
+    shards = 1 if mesh is None or scatter_axis is None else mesh.shape[scatter_axis]
+    scatters = shards > 1 and kernel_DV.shape[0] % shards == 0
+
+    def backward(hidden_BTD: Array, kernel_DV: Array, *per_token_BT: Array) -> tuple[Array, Array]:
+        flat_MD = hidden_BTD.reshape(-1, hidden_BTD.shape[-1])
+        flat = [values_BT.reshape(-1) for values_BT in per_token_BT]
+        d_flat_MD, d_kernel_DV = kernels.passes(temperature).backward(flat_MD, kernel_DV, *flat)
+        if mesh is not None:
+            if kernels.vocab_axis is not None:
+                d_flat_MD = jax.lax.psum(d_flat_MD, kernels.vocab_axis)
+            # Each device keeps the part of the sum over rows that its share of the parameters needs.
+            if scatters:
+                d_kernel_DV = jax.lax.psum_scatter(d_kernel_DV, scatter_axis, scatter_dimension=0, tiled=True)
+            summed = tuple(axis for axis in row_axes if mesh.shape[axis] > 1 and not (scatters and axis == scatter_axis))
+            if summed:
+                d_kernel_DV = jax.lax.psum(d_kernel_DV, summed)
+        return d_flat_MD.reshape(hidden_BTD.shape), d_kernel_DV
+
+    inputs = (_ROWS_BTD, (None, "vocab"), *(_ROWS_BT,) * 5)
+    run = on_shards(backward, mesh, inputs, (_ROWS_BTD, ("embed" if scatters else None, "vocab")))
+    per_token = (targets_BT, entropy_BT, lse_BT, *cotangents)
+    d_hidden_BTD, d_kernel_DV = run(hidden_BTD, kernel_DV.astype(hidden_BTD.dtype), *per_token)
+    return d_hidden_BTD.astype(hidden_BTD.dtype), d_kernel_DV.astype(kernel_DV.dtype), None
+
+
+_score_by_kernels.defvjp(_kernels_forward, _kernels_backward)

@@ -147,7 +147,14 @@ def _stats(
     hidden = hidden_states(config.model, params, tokens, mesh=config.mesh, segments_BT=segments)
     kernel = unembedding(config.model, params)
     return token_logprobs(
-        hidden, kernel, tokens, temperature=temperature, chunk=config.logit_chunk, entropy_gradient=entropy_gradient
+        hidden,
+        kernel,
+        tokens,
+        temperature=temperature,
+        chunk=config.logit_chunk,
+        entropy_gradient=entropy_gradient,
+        mesh=config.mesh,
+        impl=config.model.implementation,
     )
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from grpo_jax.model import MLACache, hidden_states, unstack_layers
-from grpo_jax.model.attention import causal_bias
 from grpo_jax.model.mla import MultiHeadLatentAttention
 from grpo_jax.model.rope import rotary
 from tests.model.cases import CONFIGS, LENGTH, ROWS, full_logits, tokens, weights
@@ -21,7 +20,7 @@ def test_absorbed_attention_equals_unabsorbed(name):
     def both(params, x):
         positions = jnp.broadcast_to(jnp.arange(LENGTH), (ROWS, LENGTH))
         turn = rotary(config.rope, config.rotary_dim, positions)
-        span, kept = module.apply({"params": params}, x, turn, causal_bias(LENGTH))
+        span, kept = module.apply({"params": params}, x, turn, None)
         empty = MLACache(latent_BSC=jnp.zeros_like(kept.latent_BSC), rope_BSR=jnp.zeros_like(kept.rope_BSR))
         absorbed, joined = module.apply({"params": params}, x, turn, positions, empty, method="extend")
         return span, kept, absorbed, joined

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from grpo_jax.model import hidden_states
-from grpo_jax.model.segments import same_segment, segment_positions
+from grpo_jax.model.segments import segment_positions
 from tests.model import cases
 
 SEGMENTS = np.array([[1, 1, 1, 2, 2, 2, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 1, 1], [0] * 10])
@@ -15,11 +15,6 @@ SEGMENTS = np.array([[1, 1, 1, 2, 2, 2, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 1,
 def test_positions_count_from_the_start_of_each_segment():
     expected = [[0, 1, 2, 0, 1, 2, 3, 0, 0, 1], list(range(10)), list(range(10))]
     np.testing.assert_array_equal(segment_positions(jnp.asarray(SEGMENTS)), expected)
-
-
-def test_tokens_of_different_segments_do_not_meet():
-    meets = np.asarray(same_segment(jnp.asarray(SEGMENTS)))
-    assert meets[0, 3:7, 3:7].all() and not meets[0, 3:7, :3].any() and not meets[0, 3:7, 7:].any()
 
 
 @pytest.mark.parametrize("name", ["mla_yarn", "gqa"])

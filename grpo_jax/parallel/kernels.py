@@ -1,0 +1,34 @@
+"""Kernels on a mesh: each device runs them on its own part of the arrays."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from grpo_jax.parallel.sharding import LogicalAxes, partition_spec
+
+
+def on_shards(
+    kernel: Callable[..., Any], mesh: Mesh | None, inputs: tuple[LogicalAxes, ...], outputs: Any
+) -> Callable[..., Any]:
+    """`kernel`, run by every device of the mesh on its own parts, where no part needs another.
+
+    The compiler cannot split a kernel by itself. On a CPU there are none: references are plain jnp, which it does split,
+    and better than by hand where a dimension is not divisible.
+
+    Args:
+        kernel: takes arrays, gives arrays.
+        mesh: None calls it as it is.
+        inputs: the logical axes of each array that it takes.
+        outputs: those of what it gives, in its own tree structure.
+    """
+    if mesh is None or mesh.devices.flat[0].platform == "cpu":
+        return kernel
+    specs = jax.tree.map(partition_spec, outputs, is_leaf=_is_axes)
+    # Triton kernels do not say over which axes their outputs vary, so that is not checked.
+    return jax.shard_map(kernel, mesh=mesh, in_specs=tuple(map(partition_spec, inputs)), out_specs=specs, check_vma=False)
+
+
+def _is_axes(node: Any) -> bool:
+    return isinstance(node, tuple) and all(name is None or isinstance(name, str) for name in node)

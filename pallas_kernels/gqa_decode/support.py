@@ -1,0 +1,21 @@
+"""Which arguments the kernels of decode attention cannot take, and why."""
+
+from typing import Any
+
+
+def refuses_gpu_triton(query: Any, key: Any, value: Any, *others: Any, **options: Any) -> str | None:
+    if query.dtype.name not in ("float32", "bfloat16", "float16"):
+        return f"query is {query.dtype}, and the kernel multiplies float32, bfloat16 and float16."
+    width = max(key.shape[-1], value.shape[-1])
+    if width > 256:
+        return f"a head of width {width} exceeds 256, for which one program has registers."
+    return None
+
+
+def refuses_tpu(query: Any, key: Any, value: Any, *others: Any, **options: Any) -> str | None:
+    if query.dtype.name not in ("float32", "bfloat16"):
+        return f"query is {query.dtype}, and a TPU's matrix unit takes float32 and bfloat16."
+    width = max(key.shape[-1], value.shape[-1])
+    if width > 512:
+        return f"a head of width {width} exceeds 512, for which blocks fit into VMEM."
+    return None

@@ -1,0 +1,49 @@
+"""A run's programs, kernels on, compile for 64 GPUs and 64 TPU chips, and exchange nothing that plain jnp does not need."""
+
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+PACKAGES = {"h200": "jax_cuda13_plugin", "v5e": "libtpu"}
+PROGRAMS = ["rollout", "grpo_step"]
+
+
+@cache
+def compiled(target: str, program: str, kernels: str):
+    """The text of a program compiled for an 8x8 mesh."""
+    import compile_pod
+
+    from grpo_jax.model import MLAConfig, ModelConfig
+    from grpo_jax.parallel import MeshShape
+    from pallas_kernels.targets import compiling_for
+
+    model = ModelConfig(
+        vocab_size=8192, num_layers=1, embed_dim=512, mlp_dim=1024, tie_embeddings=False, compute_dtype="bfloat16",
+        mla=MLAConfig(num_heads=16, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128), remat="full", kernels=kernels,
+    )  # fmt: skip
+    mesh = compile_pod.pod_mesh(target, MeshShape.parse("8x8"))
+    job = compile_pod.Job(model=model, mesh=mesh, prompts=8, group=8, prompt=128, completion=128, microbatches=2)
+    with compiling_for(mesh):
+        return compile_pod.programs(job)[program]().compile().as_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", PACKAGES)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_with_kernels_exchanges_nothing_that_plain_jnp_does_not(target: str, program: str) -> None:
+    if importlib.util.find_spec(PACKAGES[target]) is None:
+        pytest.skip(f"{PACKAGES[target]} is not installed: run make test-aot")
+    from grpo_jax.parallel.collectives import collectives
+    from pallas_kernels.resources import kernel_calls
+
+    plain, with_kernels = compiled(target, program, "reference"), compiled(target, program, "auto")
+    assert kernel_calls(plain) == 0 and kernel_calls(with_kernels) >= 2
+    needed, found = collectives(plain), collectives(with_kernels)
+    for kind, count in found.counts.items():
+        assert count <= needed.counts[kind], (kind, str(needed), str(found))
+        assert found.bytes[kind] <= needed.bytes[kind], (kind, str(needed), str(found))
