@@ -16,12 +16,14 @@ from jaxtyping import Array, Bool, Float, Int, Int8, Key
 
 from grpo_jax.generation.sampling import SamplerConfig, position_keys, sample_tokens
 from grpo_jax.model import Cache, ModelConfig, decode_step, init_cache, prefill, unembedding, unstack_layers
-from grpo_jax.parallel import MeshShape, constrain
+from grpo_jax.parallel import MeshShape, constrain, platform_of
 from grpo_jax.types import Params
 
 # How a row ended: at the limit on its completion's length, or by a stop id, which is its last token.
 END_LENGTH = 0
 END_EOS = 1
+
+SLOT_BLOCK = 128
 
 
 class Rollout(struct.PyTreeNode):
@@ -151,7 +153,11 @@ def _rollout(
     prompts, width = prompts_PT.shape
     prompts_PT = constrain(prompts_PT, mesh, ("rows", None))
     # The last token of the longest row is never fed back, so it needs no slot.
-    cache = init_cache(config, prompts, width + max_completion - 1, config.compute_dtype)
+    slots = width + max_completion - 1
+    if platform_of(mesh) != "cpu":
+        # Kernels read whole blocks of slots, and those of a TPU take no part of one.
+        slots = -(-slots // SLOT_BLOCK) * SLOT_BLOCK
+    cache = init_cache(config, prompts, slots, config.compute_dtype)
     hidden_PD, cache = prefill(config, params, prompts_PT, prompt_lengths_P, cache, mesh)
 
     prompts_BT, prompt_lengths_B, hidden_BD, cache = jax.tree.map(

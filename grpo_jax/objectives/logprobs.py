@@ -19,9 +19,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_jax.parallel import LOGICAL_TO_MESH, on_shards
+from grpo_jax.parallel import LOGICAL_TO_MESH, on_shards, platform_of
 from pallas_kernels import LogprobPasses
-from pallas_kernels.dispatch import lowering_platform
 
 __all__ = ["TokenStats", "token_logprobs"]
 
@@ -225,8 +224,7 @@ class _Kernels:
 
 def _kernels(mesh: Mesh | None, impl: str | None, kernel_DV: Array) -> _Kernels | None:
     """None where the chunks above are the way: on a CPU, by wish, or where the mesh cannot split the vocabulary evenly."""
-    platform = lowering_platform() if mesh is None else mesh.devices.flat[0].platform
-    if platform == "cpu" or impl is not None:
+    if platform_of(mesh) == "cpu" or impl is not None:
         return None
     axis = LOGICAL_TO_MESH["vocab"]
     assert axis is None or isinstance(axis, str)

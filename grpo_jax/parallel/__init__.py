@@ -1,7 +1,7 @@
 """The processes of a run, the device mesh, and the table that maps logical axis names onto it."""
 
 from grpo_jax.parallel.hosts import from_first, gathered, is_first, place, start_hosts, to_host, together
-from grpo_jax.parallel.kernels import on_shards
+from grpo_jax.parallel.kernels import on_shards, platform_of
 from grpo_jax.parallel.mesh import AXES, MeshShape, ensure_devices, make_mesh
 from grpo_jax.parallel.sharding import (
     LOGICAL_TO_MESH,
@@ -28,6 +28,7 @@ __all__ = [
     "on_shards",
     "partition_spec",
     "place",
+    "platform_of",
     "replicated",
     "row_sharding",
     "shard_tree",

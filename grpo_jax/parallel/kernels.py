@@ -7,6 +7,12 @@ import jax
 from jax.sharding import Mesh
 
 from grpo_jax.parallel.sharding import LogicalAxes, partition_spec
+from pallas_kernels.dispatch import lowering_platform
+
+
+def platform_of(mesh: Mesh | None) -> str:
+    """What a program on this mesh is compiled for: "cpu", "gpu" or "tpu". None is the device that JAX computes on."""
+    return lowering_platform() if mesh is None else mesh.devices.flat[0].platform
 
 
 def on_shards(
@@ -23,7 +29,7 @@ def on_shards(
         inputs: the logical axes of each array that it takes.
         outputs: those of what it gives, in its own tree structure.
     """
-    if mesh is None or mesh.devices.flat[0].platform == "cpu":
+    if mesh is None or platform_of(mesh) == "cpu":
         return kernel
     specs = jax.tree.map(partition_spec, outputs, is_leaf=_is_axes)
     # Triton kernels do not say over which axes their outputs vary, so that is not checked.

@@ -13,9 +13,10 @@ from jaxtyping import Array, Float, Num
 from pallas_kernels.fused_norm.quantized import SMALLEST_SCALE, largest
 from pallas_kernels.triton_launch import launch
 
-# Numbers of a tile that a program's registers hold: forward one array, backward three and the sums of the weight's gradient.
+# Numbers of a tile that a program's registers hold: in a forward pass of one array, and where there are more (a sum's terms,
+# the steps that a row becomes, the backward pass with its sums of the weight's gradient).
 FORWARD_BLOCK = 16384
-BACKWARD_BLOCK = 8192
+BLOCK = 8192
 
 # Numbers of a tile that a thread holds. Fewer would leave it waiting for memory with too few loads under way.
 PER_THREAD = 16
@@ -286,7 +287,7 @@ def add_rms_norm(
     x: Float[Array, "... D"], residual: Float[Array, "... D"], weight_D: Float[Array, " D"], *, eps: float
 ) -> tuple[Float[Array, "... D"], Float[Array, "... D"]]:
     x_MD = x.reshape(-1, x.shape[-1])
-    rows, block, warps = _tile(x_MD.shape[1], FORWARD_BLOCK)
+    rows, block, warps = _tile(x_MD.shape[1], BLOCK)
     out, total = launch(
         _add_rms_norm, x_MD, residual.reshape(x_MD.shape), weight_D, outputs=[_like(x_MD)] * 2,
         grid=(triton.cdiv(x_MD.shape[0], rows),), scalars={"rows": x_MD.shape[0], "eps": eps},
@@ -299,7 +300,7 @@ def rms_norm_quantize(
     x: Float[Array, "... D"], weight_D: Float[Array, " D"], *, dtype: jnp.dtype, eps: float
 ) -> tuple[Num[Array, "... D"], Float[Array, "..."]]:
     x_MD = x.reshape(-1, x.shape[-1])
-    rows, block, warps = _tile(x_MD.shape[1], FORWARD_BLOCK)
+    rows, block, warps = _tile(x_MD.shape[1], BLOCK)
     float8 = dtype != jnp.int8
     steps, scale = launch(
         _rms_norm_quantize, x_MD, weight_D,
@@ -327,7 +328,7 @@ def _backward(
     d_out_MD = d_out.reshape(x_MD.shape)
     # A kernel that does not add never reads its fourth argument, nor one that holds whole rows the fifth and sixth.
     d_sum_MD = d_out_MD if d_sum is None else d_sum.reshape(x_MD.shape)
-    rows, block, warps = _tile(D, BACKWARD_BLOCK)
+    rows, block, warps = _tile(D, BLOCK)
     whole = block >= D
     sums: tuple[Array, ...] = (weight_D, weight_D)
     if not whole:

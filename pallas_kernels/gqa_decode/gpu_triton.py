@@ -216,7 +216,7 @@ def _blocks(query: Array, key: Array, value: Array, rows: int) -> tuple[int, int
     width = max(key.shape[-1], value.shape[-1])
     rows = max(16, triton.next_power_of_2(rows))
     if query.dtype == jnp.float32:  # exact products run outside the tensor cores, with operands in registers
-        return 16, 32 if width <= 128 else 16, 4
+        return (16, 32, 4) if width <= 64 else (16, 16, 8)
     block_s = 64 if width <= 128 else 32
     if width > 128:
         return min(rows, 64), block_s, 4

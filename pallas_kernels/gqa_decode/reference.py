@@ -2,6 +2,9 @@
 
 The queries of one group at all P positions stand together as the rows of one matrix per key head, so keys and values are
 never repeated. Heads lead in the products: XLA's CPU backend multiplies contiguous matrices only.
+
+Hidden slots may hold any finite numbers, as those of a cache do that began as zeros. (The kernels bear NaN there too. Here a
+weight of 0 times NaN would be NaN, and putting zeros in its place would copy the cache at every step.)
 """
 
 import jax
@@ -58,32 +61,16 @@ def gqa_decode(
     if value_scales is not None:
         # A slot that no query sees may hold anything, in the scales as well.
         weights_BKMS = weights_BKMS * jnp.where(jnp.any(seen_BPS, axis=1)[:, None], value_scales, 0)[:, :, None]
-    read_BKMV = _read(weights_BKMS.astype(query.dtype), value, seen_BPS, precision)
+    read_BKMV = jnp.einsum(
+        "BKMS,BKSV->BKMV", weights_BKMS.astype(query.dtype), value.astype(query.dtype),
+        preferred_element_type=jnp.float32, precision=precision,
+    )  # fmt: skip
     some = sums_BKgP1 > 0
     sums_BKgP1 = jnp.where(some, sums_BKgP1, 1)
     out_BKgPV = read_BKMV.reshape(B, K, group, P, -1) / sums_BKgP1
     lse_BKgP = jnp.where(some, greatest_BKgP1 + jnp.log(sums_BKgP1), NOTHING)[..., 0]
     out = out_BKgPV.transpose(0, 3, 1, 2, 4).reshape(B, P, N, -1).astype(query.dtype)
     return out, lse_BKgP.transpose(0, 3, 1, 2).reshape(B, P, N)
-
-
-def _read(
-    weights_BKMS: Float[Array, "B K M S"], value: Array, seen_BPS: Bool[Array, "B P S"], precision: jax.lax.Precision | None
-) -> Float[Array, "B K M Hv"]:
-    def product(value: Array) -> Array:
-        return jnp.einsum(
-            "BKMS,BKSV->BKMV", weights_BKMS, value.astype(weights_BKMS.dtype),
-            preferred_element_type=jnp.float32, precision=precision,
-        )  # fmt: skip
-
-    # Weights of hidden slots are 0, but 0 * NaN is NaN. Clearing the hidden slots copies all values, so it is done only
-    # when a product shows that it is needed.
-    read_BKMV = product(value)
-    return jax.lax.cond(
-        jnp.all(jnp.isfinite(read_BKMV)),
-        lambda: read_BKMV,
-        lambda: product(jnp.where(jnp.any(seen_BPS, axis=1)[:, None, :, None], value, jnp.zeros((), value.dtype))),
-    )
 
 
 def gqa_decode_paged(

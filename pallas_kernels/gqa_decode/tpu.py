@@ -36,17 +36,17 @@ def _kernel(
     scale: float, P: int, group: int, rows: int, pages: int, page: int, heads: int, quantized: bool, tree: bool,
     key_turned: bool, value_turned: bool,
 ) -> None:  # fmt: skip
-    refs = list(refs)
+    remaining = list(refs)
 
     def taken(count: int) -> list[Any]:
-        front = refs[:count]
-        del refs[:count]
+        front = remaining[:count]
+        del remaining[:count]
         return front
 
     keys, values = taken(pages), taken(pages)
     key_scales, value_scales = (taken(pages), taken(pages)) if quantized else ([], [])
     (allowed_ref,) = taken(1) if tree else (None,)
-    out_ref, lse_ref, greatest_ref, total_ref, sum_ref = refs
+    out_ref, lse_ref, greatest_ref, total_ref, sum_ref = remaining
 
     b, tile, step = pl.program_id(0), pl.program_id(2), pl.program_id(3)
     slots = pages * page
@@ -71,7 +71,9 @@ def _kernel(
     def take(masked: bool) -> None:
         dtype = query_ref.dtype
         precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
-        seen = used = used_rows = None
+        seen: Any = None
+        used: Any = None
+        used_rows: Any = None
         if masked:
             row = tile * rows + jax.lax.broadcasted_iota(jnp.int32, (rows, 1), 0)
             allowed = None if allowed_ref is None else allowed_ref[0]

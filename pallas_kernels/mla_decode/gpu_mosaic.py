@@ -8,7 +8,7 @@ cut along the latents' width, as in FlashMLA (github.com/deepseek-ai/FlashMLA):
     warpgroup 0   logits, softmax, weights into shared memory; out[:, :C/2] += weights . latents[:, :C/2]
     warpgroup 1                                                out[:, C/2:] += weights . latents[:, C/2:]
 
-Warpgroup 1 and the next block's logits of warpgroup 0 keep the tensor cores busy side by side. wgmma, TMA and setmaxnreg as
+Warpgroup 1's product can run beside the next block's logits of warpgroup 0. wgmma, TMA and setmaxnreg as
 used here exist on Hopper alone (compute capability 9.0).
 """
 

@@ -2,6 +2,9 @@
 
 Products take the queries' dtype and accumulate in float32; the softmax is float32. The exponentials are not divided by
 their sum before the product with the latents but after it, where there is less to divide.
+
+Hidden slots may hold any finite numbers, as those of a cache do that began as zeros. (The kernels bear NaN there too. Here a
+weight of 0 times NaN would be NaN, and putting zeros in its place would copy the cache at every step.)
 """
 
 import jax
@@ -41,16 +44,7 @@ def mla_decode(
     weights_BPNS = jnp.where(sees_BP1S, jnp.exp((logits_BPNS - highest_BPN1) * scale), 0)
     sum_BPN1 = jnp.sum(weights_BPNS, axis=-1, keepdims=True)
 
-    def read(latent_BSC: Array) -> Array:
-        return product("BPNS,BSC->BPNC", weights_BPNS.astype(dtype), latent_BSC)
-
-    # What lies past a length has weight 0, and 0 * NaN is NaN. Zeros in its place would cost a copy of the cache, so they
-    # are put there only where the result shows the need.
-    read_BPNC = read(latent_BSC)
-    inside_BS1 = (jnp.arange(S) < lengths_B[:, None])[..., None]
-    read_BPNC = jax.lax.cond(
-        jnp.isfinite(read_BPNC).all(), lambda: read_BPNC, lambda: read(jnp.where(inside_BS1, latent_BSC, 0))
-    )
+    read_BPNC = product("BPNS,BSC->BPNC", weights_BPNS.astype(dtype), latent_BSC)
     empty_BPN1 = sum_BPN1 == 0
     sum_BPN1 = jnp.where(empty_BPN1, 1, sum_BPN1)
     lse_BPN = jnp.where(empty_BPN1, EMPTY, highest_BPN1 * scale + jnp.log(sum_BPN1))[..., 0]

@@ -6,10 +6,7 @@ grid, and the index maps stop at a row's last block: nothing past a length is fe
 
 All queries of a row are the rows of one matrix (row p * N + n), as they read the same latents. Rotary keys are narrower than
 the 128 lanes, and XLA lays such arrays out with the slots along the lanes: the contiguous cache's are taken as [B, R, S],
-which is that memory unchanged. So are the scales of a quantized cache, as [B, Z, S]. They never multiply the latents: a tile
-of them has one scale a slot, which multiplies the tile's part of the logits, and the weights before its part of the values:
-
-    logits = scale * (sum_z scales_z * (q_z . latent_z) + q_rope . rope),    out_z = (weights * scales_z) latent_z
+which is that memory unchanged. So are the scales of a quantized cache, as [B, Z, S].
 """
 
 import functools
@@ -26,27 +23,30 @@ from pallas_kernels.decode_tpu import LANES, NOTHING, allowed_rows, block_index,
 ROWS = 256  # queries of a tile at most: latents are then read once for 256 queries
 
 
-def _exact(x: Array, dtype: Any) -> Array:
-    """int8 and float8_e4m3fn are exact in bfloat16."""
-    return x.astype(jnp.float32).astype(dtype) if x.dtype == jnp.int8 else x.astype(dtype)
+def _dequantized(latent: Float[Array, "slots C"], scales: Float[Array, "Z slots"]) -> Float[Array, "slots C"]:
+    """Each tile of C // Z latents times its slot's scale, in float32."""
+    wide, down = latent.astype(jnp.float32), scales.T
+    Z = down.shape[1]
+    width = wide.shape[1] // Z
+    return jnp.concatenate([wide[:, z * width : (z + 1) * width] * down[:, z : z + 1] for z in range(Z)], axis=1)
 
 
 def _kernel(
     lengths_ref: Any, table_ref: Any, q_latent_ref: Any, q_rope_ref: Any, *refs: Any,
-    scale: float, P: int, N: int, rows: int, pages: int, page: int, tiles: int, quantized: bool, tree: bool,
+    scale: float, P: int, N: int, rows: int, pages: int, page: int, quantized: bool, tree: bool,
     rope_turned: bool,
 ) -> None:  # fmt: skip
-    refs = list(refs)
+    remaining = list(refs)
 
     def taken(count: int) -> list[Any]:
-        front = refs[:count]
-        del refs[:count]
+        front = remaining[:count]
+        del remaining[:count]
         return front
 
     latents, ropes = taken(pages), taken(pages)
     scales_refs = taken(pages) if quantized else []
     (allowed_ref,) = taken(1) if tree else (None,)
-    out_ref, lse_ref, greatest_ref, total_ref, sum_ref = refs
+    out_ref, lse_ref, greatest_ref, total_ref, sum_ref = remaining
 
     b, tile, step = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     slots = pages * page
@@ -54,7 +54,6 @@ def _kernel(
     start = step * slots
     dtype = q_latent_ref.dtype
     precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
-    width = q_latent_ref.shape[-1] // tiles
 
     @pl.when(step == 0)
     def _() -> None:
@@ -72,24 +71,21 @@ def _kernel(
         )
 
     def take(masked: bool) -> None:
-        seen = used = used_down = None
+        seen: Any = None
+        used: Any = None
+        used_down: Any = None
         if masked:
             row = tile * rows + jax.lax.broadcasted_iota(jnp.int32, (rows, 1), 0)
             allowed = None if allowed_ref is None else allowed_ref[0]
             seen, used, used_down = visible(start, slots, length, P, row // N, allowed)
-        latent = _exact(together(latents, 0), dtype)
+        latent = together(latents, 0)
+        if quantized:
+            latent = _dequantized(latent, together(scales_refs, 1))
+        latent = latent.astype(dtype)
         if masked:
             latent = jnp.where(used_down, latent, jnp.zeros_like(latent))
-        logits = product(q_rope_ref[0], _exact(together(ropes, 1 if rope_turned else 0), dtype), 0 if rope_turned else 1)
-        scales = None
-        if quantized:
-            scales = together(scales_refs, 1)
-            if masked:
-                scales = jnp.where(used, scales, 0.0)
-        for z in range(tiles):
-            part = slice(z * width, (z + 1) * width)
-            of_tile = product(q_latent_ref[0, :, part], latent[:, part], 1)
-            logits += of_tile if scales is None else of_tile * scales[z : z + 1]
+        rope = together(ropes, 1 if rope_turned else 0).astype(dtype)
+        logits = product(q_latent_ref[0], latent, 1) + product(q_rope_ref[0], rope, 0 if rope_turned else 1)
         logits *= scale
         if masked:
             logits = jnp.where(seen, logits, NOTHING)
@@ -101,10 +97,7 @@ def _kernel(
         decay = jnp.exp(before - greatest)
         total_ref[...] = total_ref[...] * decay + jnp.sum(weights, axis=1, keepdims=True)
         greatest_ref[...] = greatest
-        for z in range(tiles):
-            part = slice(z * width, (z + 1) * width)
-            of_tile = weights if scales is None else weights * scales[z : z + 1]
-            sum_ref[:, part] = sum_ref[:, part] * decay + product(of_tile.astype(dtype), latent[:, part], 0)
+        sum_ref[...] = sum_ref[...] * decay + product(weights.astype(dtype), latent, 0)
 
     whole = start + slots <= length - P
     pl.when(whole)(lambda: take(masked=False))
@@ -159,11 +152,9 @@ def _decode(
     operands = [*queries, *[latent] * pages, *[rope] * pages]
     specs = [of_rows(C), of_rows(R)]
     specs += [of_slots(C, i, False) for i in range(pages)] + [of_slots(R, i, rope_turned) for i in range(pages)]
-    tiles = 1
     if latent_scales is not None:
-        tiles = latent_scales.shape[-1]
         operands += [latent_scales.swapaxes(1, 2)] * pages
-        specs += [of_slots(tiles, i, True) for i in range(pages)]
+        specs += [of_slots(latent_scales.shape[-1], i, True) for i in range(pages)]
     if mask is not None:
         allowed = allowed_rows(mask, N, padded)
         one = allowed.shape[0] == 1
@@ -171,7 +162,7 @@ def _decode(
         specs.append(pl.BlockSpec((1, rows, allowed.shape[2]), lambda b, tile, *_: (0 if one else b, tile, 0)))
     out, lse = pl.pallas_call(
         functools.partial(
-            _kernel, scale=scale, P=P, N=N, rows=rows, pages=pages, page=page, tiles=tiles,
+            _kernel, scale=scale, P=P, N=N, rows=rows, pages=pages, page=page,
             quantized=latent_scales is not None, tree=mask is not None, rope_turned=rope_turned,
         ),
         out_shape=[

@@ -221,6 +221,21 @@ def test_grouped_heads_are_repeated_heads(impl: str) -> None:
         close(got, expected, 1e-5)
 
 
+@pytest.mark.parametrize("impl", ["gpu_triton"], indirect=True)
+@pytest.mark.parametrize("packed", [0, 2])
+@pytest.mark.parametrize("tiling", ["hopper narrow", "hopper wide", "blackwell narrow", "ampere narrow", "ampere wide"])
+def test_every_tiling_of_triton(impl: str, tiling: str, packed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pallas_kernels.flash_attention.gpu_triton import backward, forward, tiles
+
+    generation, width = tiling.split()
+    for module in (forward, backward):
+        monkeypatch.setattr(module, "tilings", lambda *_: tiles.TILINGS[generation, width == "narrow"])
+    inputs, cotangents, options = Shape(T=150, packed=packed, lengths=None if packed else (140,)).make("float32")
+    got = run(inputs, cotangents, options, impl)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(run(inputs, cotangents, options, "reference")), strict=True):
+        close(a, b, 1e-4)
+
+
 @pytest.mark.parametrize("impl", ["tpu"], indirect=True)
 def test_several_blocks_of_a_tpu(impl: str) -> None:
     # 300 tokens are three blocks of 128; of those above the diagonal splash visits none.

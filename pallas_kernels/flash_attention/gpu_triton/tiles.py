@@ -125,9 +125,9 @@ def widths(H: int) -> tuple[int, int]:
 TILINGS = {
     ("hopper", True): (Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 2), Tiling(64, 64, 8, 2)),
     ("hopper", False): (Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 2), Tiling(32, 64, 8, 2)),
-    ("blackwell", True): (Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 2), Tiling(64, 64, 8, 2)),
+    ("blackwell", True): (Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 2), Tiling(32, 128, 8, 2)),
     ("blackwell", False): (Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 2), Tiling(64, 64, 8, 2)),
-    ("ampere", True): (Tiling(64, 64, 4, 2), Tiling(64, 32, 4, 2), Tiling(64, 32, 4, 2)),
+    ("ampere", True): (Tiling(64, 32, 4, 2), Tiling(64, 32, 4, 2), Tiling(64, 32, 4, 2)),
     ("ampere", False): (Tiling(64, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 2)),
 }
 
