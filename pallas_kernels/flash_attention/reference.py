@@ -31,8 +31,12 @@ def flash_attention(
         key, value = jnp.where(filled, key, 0), jnp.where(filled, value, 0)
         answered = (filled if T == S else (lengths > 0)[:, None, None, None])[..., 0]
         query = jnp.where(answered[..., None], query, 0)
+    if query.dtype == jnp.float32:
+        # There is less to scale in the queries than in the logits; with 16 bits it would cost digits.
+        query, scale = query * scale, 1.0
+    precision = jax.lax.Precision.HIGHEST if query.dtype == jnp.float32 else None
     query_BKMH = query.reshape(B, T, K, group, H).transpose(0, 2, 3, 1, 4).reshape(B, K, group * T, H)
-    logits_BKMS = jnp.einsum("BKMH,BSKH->BKMS", query_BKMH, key, preferred_element_type=jnp.float32)
+    logits_BKMS = jnp.einsum("BKMH,BSKH->BKMS", query_BKMH, key, preferred_element_type=jnp.float32, precision=precision)
     logits = logits_BKMS.reshape(B, K, group, T, S) * scale
     bias = _bias(T, S, causal, lengths, segments)
     if bias is not None:
@@ -42,7 +46,7 @@ def flash_attention(
     numerators = jnp.exp(logits - largest)
     total = jnp.sum(numerators, axis=-1, keepdims=True)
     weights_BKMS = numerators.astype(value.dtype).reshape(B, K, group * T, S)
-    read_BKMV = jnp.einsum("BKMS,BSKV->BKMV", weights_BKMS, value, preferred_element_type=jnp.float32)
+    read_BKMV = jnp.einsum("BKMS,BSKV->BKMV", weights_BKMS, value, preferred_element_type=jnp.float32, precision=precision)
     # Dividing after the product leaves less to divide.
     read_BKgTV = read_BKMV.reshape(B, K, group, T, -1) * (1 / total)
     out = read_BKgTV.transpose(0, 3, 1, 2, 4).reshape(B, T, N, -1).astype(query.dtype)

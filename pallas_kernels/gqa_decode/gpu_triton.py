@@ -220,7 +220,7 @@ def _blocks(query: Array, key: Array, value: Array, rows: int) -> tuple[int, int
     block_s = 64 if width <= 128 else 32
     if width > 128:
         return min(rows, 64), block_s, 4
-    return (128, block_s, 8) if rows >= 128 else (rows, block_s, 4)
+    return (128, 32, 8) if rows >= 128 else (rows, block_s, 4)
 
 
 def splits(programs: int, S: int, block_s: int) -> int:

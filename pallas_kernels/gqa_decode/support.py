@@ -9,6 +9,10 @@ def refuses_gpu_triton(query: Any, key: Any, value: Any, *others: Any, **options
     width = max(key.shape[-1], value.shape[-1])
     if width > 256:
         return f"a head of width {width} exceeds 256, for which one program has registers."
+    if query.dtype.name == "float32" and width > 128:
+        return (
+            f"a float32 head of width {width} exceeds 128, for which exact products outside the tensor cores have registers."
+        )
     return None
 
 

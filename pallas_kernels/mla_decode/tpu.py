@@ -72,12 +72,11 @@ def _kernel(
 
     def take(masked: bool) -> None:
         seen: Any = None
-        used: Any = None
         used_down: Any = None
         if masked:
             row = tile * rows + jax.lax.broadcasted_iota(jnp.int32, (rows, 1), 0)
             allowed = None if allowed_ref is None else allowed_ref[0]
-            seen, used, used_down = visible(start, slots, length, P, row // N, allowed)
+            seen, _, used_down = visible(start, slots, length, P, row // N, allowed)
         latent = together(latents, 0)
         if quantized:
             latent = _dequantized(latent, together(scales_refs, 1))

@@ -96,9 +96,10 @@ def assert_close(got: Arrays, expected: Arrays, dtype: str = "float32") -> None:
 
 
 @each_implementation
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "P,N,K,H,Hv", [(1, 2, 2, 16, 16), (1, 9, 3, 64, 64), (3, 5, 1, 24, 128)], ids=["N=K", "9/3", "K=1"],
+    "dtype,P,N,K,H,Hv",
+    [("float32", 1, 2, 2, 16, 16), ("float32", 1, 9, 3, 64, 64), ("bfloat16", 1, 9, 3, 64, 64),
+     ("float32", 3, 5, 1, 24, 128), ("bfloat16", 3, 5, 1, 24, 128)],
 )  # fmt: skip
 def test_it_is_attention_over_each_rows_length(impl: str, dtype: str, P: int, N: int, K: int, H: int, Hv: int) -> None:
     S, block = 128, 32 if dtype == "float32" else 64  # of the GPU kernel
@@ -118,7 +119,7 @@ SHAPES = st.tuples(
 
 @each_implementation
 def test_any_shape_mask_and_split_agree_with_the_oracle(impl: str) -> None:
-    @settings(max_examples=4, deadline=None, derandomize=True)
+    @settings(max_examples=3, deadline=None, derandomize=True)
     @given(SHAPES)
     def holds(shape: tuple[Any, ...]) -> None:
         B, P, K, group, S, H, masks, num_splits = shape
@@ -173,7 +174,7 @@ def test_the_number_of_splits_changes_nothing(impl: str) -> None:
 
 
 @each_implementation
-@pytest.mark.parametrize("page", [8, 16, 64])
+@pytest.mark.parametrize("page", [8, 64])
 def test_pages_in_any_order_are_the_contiguous_cache(impl: str, page: int) -> None:
     query, key, value = case(2, 2, 4, 2, 128, 16, 24)
     lengths = np.array([70, 128], np.int32)
@@ -192,7 +193,7 @@ def test_a_tree_mask_gives_each_path_what_it_would_get_alone(impl: str) -> None:
         while at >= 0:
             mask[p, at] = True
             at = parents[at]
-    query, key, value = case(1, P, 4, 2, 64, 16, 16)
+    query, key, value = case(1, P, 2, 1, 48, 16, 16)
     length = 40
     tree = run(gqa_decode, impl, query, key, value, np.array([length], np.int32), mask=mask)
     for path in ([0, 1, 2], [0, 3, 4]):
@@ -205,9 +206,8 @@ def test_a_tree_mask_gives_each_path_what_it_would_get_alone(impl: str) -> None:
 
 
 @each_implementation
-@pytest.mark.parametrize("P", [1, 2])
-def test_a_shared_prefix_is_the_concatenated_cache(impl: str, P: int) -> None:
-    A, G, S0, S = 2, 3, 48, 40
+def test_a_shared_prefix_is_the_concatenated_cache(impl: str) -> None:
+    A, G, S0, S, P = 2, 3, 48, 40, 2
     query, key, value = case(A * G, P, 6, 3, S, 16, 16)
     _, prefix_key, prefix_value = case(A, 1, 6, 3, S0, 16, 16, seed=1)
     prefix_lengths, lengths = np.array([0, 33], np.int32), np.array([P, 40, 17, 0, 33, 20], np.int32)
