@@ -69,6 +69,13 @@ def test_linen_stays_in_the_model_room(path: Path) -> None:
     assert not {module for module in imported_modules(path) if module.startswith("flax.linen")}
 
 
+def test_kernels_know_nothing_of_the_rooms_above() -> None:
+    sources = sorted((ROOT / "pallas_kernels").rglob("*.py"))
+    assert len(sources) > 30
+    for path in sources:
+        assert not {module for module in imported_modules(path) if module.split(".")[0] == "grpo_jax"}, path
+
+
 def test_every_package_lists_its_public_names() -> None:
     for init in PACKAGE.rglob("__init__.py"):
         assert "__all__" in init.read_text(), f"{init.parent.name} has no explicit list of public names"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -47,13 +48,23 @@ def matching(pattern: str) -> list[list[str]]:
 
 
 def test_every_command_is_run_by_a_test_of_this_file() -> None:
-    patterns = (r"^make (train|test)$", r"arithmetic\.yaml", r"smoke\.yaml", r"--resume", r"^grpo export", r"smollm2")
+    patterns = (
+        r"^make (train|test|test-aot)$",
+        r"pallas_kernels\.check",
+        r"arithmetic\.yaml",
+        r"smoke\.yaml",
+        r"--resume",
+        r"^grpo export",
+        r"smollm2",
+    )
     unknown = [command for command in COMMANDS if not any(re.search(pattern, command) for pattern in patterns)]
     assert not unknown
 
 
 def test_make_train_and_make_test_run_the_main_job_and_the_tests() -> None:
-    for command, expected in (("train", "train.py --config configs/arithmetic.yaml"), ("test", "-m pytest")):
+    commands = {"train": "train.py --config configs/arithmetic.yaml", "test": "-m pytest"}
+    commands["test-aot"] = "tests/pallas_kernels"
+    for command, expected in commands.items():
         assert ["make", command] in matching("^make ")
         assert expected in run(["make", "-n", command])
 
@@ -111,3 +122,11 @@ def test_grpo_on_smollm2(tmp_path: Path) -> None:
     assert {"reward", "format", "completion_length_mean", "seconds/rollout", "seconds/update"} <= step.keys()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["peak_memory_bytes"]["host"] < 12e9
+
+
+def test_kernels_are_checked_without_a_device() -> None:
+    (command,) = matching("pallas_kernels.check")
+    if importlib.util.find_spec("jax_cuda13_plugin") is None or importlib.util.find_spec("jax_triton") is None:
+        pytest.skip("the GPU's compiler is not installed: run make test-aot")
+    printed = run([sys.executable, *command[1:]])
+    assert "rope_append" in printed and "gpu_triton" in printed and "h200" in printed

@@ -44,8 +44,9 @@ def gqa_decode(
     """softmax(scale * q k^T) v of each row's P newest tokens over its cache; query head n reads head n // (N / K).
 
     The keys and values of the P query tokens are in the cache already, in slots [length - P, length). Slots before them are
-    seen by every query; query p sees slot length - P + j where mask[p, j]. Slots from the length on are seen by none, and
-    what lies there, or in a slot that no query of the row sees, does not matter. Kernels have no gradients.
+    seen by every query; query p sees slot length - P + j where mask[p, j]. Slots from the length on are seen by none. They,
+    and any slot that no query of the row sees, may hold any finite numbers; the kernels bear NaN there as well. Decoding is
+    not differentiated: the kernels have no gradients.
 
     Args:
         query: P = 1 in plain decoding; the drafted tokens in speculative decoding.

@@ -138,7 +138,7 @@ def test_any_shape_mask_and_split_agree_with_the_oracle(impl: str) -> None:
 @each_implementation
 @pytest.mark.parametrize("paged", [False, True])
 def test_what_lies_in_a_slot_that_no_query_sees_does_not_matter(impl: str, paged: bool) -> None:
-    query, key, value = case(2, 3, 4, 2, 64, 16, 16)
+    query, key, value = case(2, 3, 4, 2, 128, 16, 16)
     lengths, mask = np.array([35, 3], np.int32), np.array([[1, 0, 0], [0, 0, 0], [1, 0, 1]], bool)
     dirty_key, dirty_value = with_nan_past(key, value, lengths)
     for b, length in enumerate(lengths):
