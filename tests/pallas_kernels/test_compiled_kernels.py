@@ -41,6 +41,7 @@ def parameters() -> list[Any]:
     chosen = [job for job in EVERY if id(job) in first or job.target in WHOLE_TARGETS]
     return [pytest.param(job, marks=() if id(job) in first else pytest.mark.every_shape, id=str(job)) for job in chosen]
 
+
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter takes the place of its compiler"
 )
