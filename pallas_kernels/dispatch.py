@@ -12,6 +12,7 @@ devices, then that of `jax_default_device`, then JAX's default backend.
 import dataclasses
 import importlib
 import importlib.util
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -84,11 +85,16 @@ def choose(op: str, table: tuple[Implementation, ...], impl: str | None, *args: 
         ModuleNotFoundError: `impl` needs a package that is not installed.
     """
     if impl is None:
-        platform = lowering_platform()
+        platform, reasons = lowering_platform(), []
         for candidate in table:
-            suits = candidate.platform == platform and candidate.by_default and candidate.installed
-            if suits and candidate.refuses(*args, **kwargs) is None:
-                return candidate
+            if candidate.platform == platform and candidate.by_default:
+                reason = candidate.refuses(*args, **kwargs) if candidate.installed else f"{candidate.package} is missing."
+                if reason is None:
+                    return candidate
+                reasons.append(f"{candidate.name}: {reason}")
+        if reasons:
+            # Slower, and with more memory, than the caller may think.
+            warnings.warn(f"{op} runs by its reference in plain jnp. {' '.join(reasons)}", stacklevel=3)
         return _named(op, table, REFERENCE)
     chosen = _named(op, table, impl)
     if not chosen.installed:

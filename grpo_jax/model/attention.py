@@ -28,8 +28,7 @@ def attend_within(
     segments_BT: Int[Array, "B T"] | None,
 ) -> Float[Array, "B T N V"]:
     """Causal attention of a span to itself, and where segments are given, of each token to its own segment."""
-    kv_heads = _HEADS if key_BTKH.shape[2] == query_BTNH.shape[2] else _KV_HEADS
-    axes: list[LogicalAxes] = [_HEADS, kv_heads, kv_heads]
+    axes: list[LogicalAxes] = [_HEADS, _KV_HEADS, _KV_HEADS]
     arrays = [query_BTNH, key_BTKH, value_BTKV]
     if segments_BT is not None:
         axes.append(("rows", None))
@@ -54,8 +53,7 @@ def attend_latents(
     kernel = partial(mla_decode, scale=scale, impl=config.implementation)
     rows = ("rows", None, None)
     read = on_shards(lambda *arrays: kernel(*arrays)[0], mesh, (_HEADS, _HEADS, rows, rows, ("rows",)), _HEADS)
-    dtype = query_BTNC.dtype
-    return read(query_BTNC, query_BTNR, cache.latent_BSC.astype(dtype), cache.rope_BSR.astype(dtype), _lengths(positions_BT))
+    return read(query_BTNC, query_BTNR, cache.latent_BSC, cache.rope_BSR, _lengths(positions_BT))
 
 
 def append_latents(

@@ -47,7 +47,7 @@ def token_logprobs(
     chunk: int,
     entropy_gradient: bool = False,
     mesh: Mesh | None = None,
-    impl: str | None = None,
+    kernels: bool = True,
 ) -> TokenStats:
     """Log-probs of `tokens_BT` under softmax(hidden · kernel / temperature), and the entropies.
 
@@ -60,8 +60,8 @@ def token_logprobs(
         chunk: positions projected at a time; [B, chunk, V] float32 is the peak. T or more is a single chunk.
         entropy_gradient: whether the entropies carry a gradient, for an entropy bonus; it costs no more memory.
         mesh: where the arrays lie: rows over data and fsdp, the vocabulary over tensor.
-        impl: None computes by kernels on a GPU or a TPU, tile by tile, and `chunk` then has no say; "reference" computes by
-            chunks there too.
+        kernels: whether a GPU or a TPU computes by kernels, tile by tile, where `chunk` has no say. A CPU computes by chunks
+            always.
 
     Rows stay the leading axis of a chunk, so rows that are sharded stay where they are.
 
@@ -78,11 +78,11 @@ def token_logprobs(
     # All T positions are scored and the last, which has no next token, is dropped: T − 1 of them would seldom be a
     # whole number of chunks.
     targets_BT = jnp.pad(tokens_BT[:, 1:], ((0, 0), (0, 1)))
-    kernels = _kernels(mesh, impl, kernel_DV)
-    if kernels is None:
+    placed = _kernels(mesh, kernel_DV) if kernels and platform_of(mesh) != "cpu" else None
+    if placed is None:
         scored = _score(hidden_BTD, kernel_DV, targets_BT, temperature, chunk, entropy_gradient)
     else:
-        scored = _score_by_kernels(kernels, hidden_BTD, kernel_DV, targets_BT, temperature)
+        scored = _score_by_kernels(placed, hidden_BTD, kernel_DV, targets_BT, temperature)
     logprobs_BT, entropy_BT = (jnp.pad(values_BT[:, :-1], ((0, 0), (1, 0))) for values_BT in scored)
     return TokenStats(logprobs_BT, entropy_BT if entropy_gradient else jax.lax.stop_gradient(entropy_BT))
 
@@ -222,10 +222,8 @@ class _Kernels:
         return LogprobPasses(temperature=temperature, vocab_axis=self.vocab_axis)
 
 
-def _kernels(mesh: Mesh | None, impl: str | None, kernel_DV: Array) -> _Kernels | None:
-    """None where the chunks above are the way: on a CPU, by wish, or where the mesh cannot split the vocabulary evenly."""
-    if platform_of(mesh) == "cpu" or impl is not None:
-        return None
+def _kernels(mesh: Mesh | None, kernel_DV: Array) -> _Kernels | None:
+    """None where the mesh cannot split the vocabulary evenly: the chunks above are the way then."""
     axis = LOGICAL_TO_MESH["vocab"]
     assert axis is None or isinstance(axis, str)
     if mesh is None or axis is None or mesh.shape[axis] == 1:

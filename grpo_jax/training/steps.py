@@ -154,7 +154,7 @@ def _stats(
         chunk=config.logit_chunk,
         entropy_gradient=entropy_gradient,
         mesh=config.mesh,
-        impl=config.model.implementation,
+        kernels=config.model.kernels == "auto",
     )
 
 

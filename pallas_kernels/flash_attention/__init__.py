@@ -20,6 +20,12 @@ def _too_wide_for_triton(
     return None
 
 
+def _float16_on_tpu(
+    query: Any, key: Any, value: Any, *, scale: float, causal: bool, lengths: Any, segments: Any
+) -> str | None:
+    return "it is float16, which a TPU does not multiply." if query.dtype == jnp.float16 else None
+
+
 def _without_tokamax(
     query: Any, key: Any, value: Any, *, scale: float, causal: bool, lengths: Any, segments: Any
 ) -> str | None:
@@ -31,7 +37,10 @@ FLASH_ATTENTION = (
         name="gpu_triton", platform="gpu", module="pallas_kernels.flash_attention.gpu_triton", function="flash_attention",
         package="jax_triton", refuses=_too_wide_for_triton,
     ),
-    Implementation(name="tpu", platform="tpu", module="pallas_kernels.flash_attention.tpu", function="flash_attention"),
+    Implementation(
+        name="tpu", platform="tpu", module="pallas_kernels.flash_attention.tpu", function="flash_attention",
+        refuses=_float16_on_tpu,
+    ),
     Implementation(
         name="tokamax", platform="gpu", module="pallas_kernels.flash_attention.tokamax", function="flash_attention",
         package="tokamax", by_default=False, refuses=_without_tokamax,
@@ -93,6 +102,8 @@ def _check(query: Any, key: Any, value: Any, causal: bool, lengths: Any, segment
         raise refuse("query, key and value have four dimensions [rows, tokens, heads, width]", "reshape them.")
     B, T, N, H = query.shape
     S, K = key.shape[1:3]
+    if 0 in (*query.shape, *key.shape, *value.shape):
+        raise refuse("no dimension is empty", "leave out the call where there is nothing to attend.")
     if key.shape[0] != B or key.shape[3] != H or value.shape[:3] != key.shape[:3]:
         raise refuse("they agree in rows, key and value in tokens and heads, query and key in width", "check the layout.")
     if K == 0 or N % K:

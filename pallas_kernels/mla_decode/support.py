@@ -59,15 +59,19 @@ def gpu_mosaic_refuses(
     return None
 
 
+def _float16(*arrays: Any) -> str | None:
+    return "float16 is not multiplied by a TPU." if any(array.dtype == "float16" for array in arrays) else None
+
+
 def tpu_refuses(
     q_latent: Any, q_rope: Any, latent: Any, rope: Any, lengths: Any, *,
     scale: float, mask: Any = None, latent_scales: Any = None, num_splits: int | None = None,
 ) -> str | None:  # fmt: skip
-    return None
+    return _float16(q_latent, latent, rope)
 
 
 def tpu_refuses_paged(
     q_latent: Any, q_rope: Any, latent_pages: Any, rope_pages: Any, block_table: Any, lengths: Any, *,
     scale: float, mask: Any = None, latent_scales: Any = None, num_splits: int | None = None,
 ) -> str | None:  # fmt: skip
-    return None
+    return _float16(q_latent, latent_pages, rope_pages)

@@ -142,3 +142,15 @@ def test_a_public_function_runs_its_reference_on_a_cpu() -> None:
     np.testing.assert_array_equal(rms_norm(x, weight), rms_norm(x, weight, impl=REFERENCE))
     with pytest.raises(ValueError, match="rms_norm: impl='cuda' is unknown"):
         rms_norm(x, weight, impl="cuda")
+
+
+def test_a_platform_whose_kernels_do_not_serve_says_so_and_takes_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pallas_kernels.flash_attention import FLASH_ATTENTION
+
+    monkeypatch.setattr(dispatch, "lowering_platform", lambda: "tpu")
+    half = jax.ShapeDtypeStruct((1, 128, 2, 64), "float16")
+    with pytest.warns(UserWarning, match=r"flash_attention runs by its reference in plain jnp\. tpu: it is float16"):
+        chosen = dispatch.choose(
+            "flash_attention", FLASH_ATTENTION, None, half, half, half, scale=1.0, causal=True, lengths=None, segments=None
+        )
+    assert chosen.name == "reference"

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import importlib.util
+import os
 from typing import Any
 
 import jax
@@ -299,3 +301,30 @@ def test_cases_expect_what_the_reference_gives(case: Any) -> None:
     for result, expected in zip(got, case.expected(*given), strict=True):
         leading = np.asarray(result, np.float64)[tuple(slice(0, n) for n in expected.shape)]
         np.testing.assert_allclose(leading, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_empty_arrays_are_refused_by_name() -> None:
+    for shape in ((0, 8, 2, 16), (1, 0, 2, 16)):
+        nothing = jnp.zeros(shape)
+        with pytest.raises(ValueError, match="no dimension is empty"):
+            flash_attention(nothing, nothing, nothing, scale=1.0, impl="reference")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda13_plugin") is None or importlib.util.find_spec("jax_triton") is None,
+    reason="the GPU's compiler is not installed: run make test-aot",
+)
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter takes the place of its compiler")
+@pytest.mark.parametrize("width", [80, 96, 112])
+@pytest.mark.parametrize("target", ["a100", "h200"])
+def test_widths_between_powers_of_two_spill_no_registers(target: str, width: int) -> None:
+    from pallas_kernels.resources import compile_for
+    from pallas_kernels.targets import TARGETS
+
+    def loss(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        return flash_attention(query, key, value, scale=0.1, impl="gpu_triton")[0].astype(jnp.float32).sum()
+
+    query = jax.ShapeDtypeStruct((1, 300, 4, width), jnp.bfloat16)
+    key = jax.ShapeDtypeStruct((1, 300, 2, width), jnp.bfloat16)
+    compiled = compile_for(TARGETS[target], jax.grad(loss, argnums=(0, 1, 2)), query, key, key)
+    assert len(compiled.kernels) == 4 and not any(kernel.spilled_bytes for kernel in compiled.kernels), compiled.kernels

@@ -2,10 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax.sharding import PartitionSpec as P
 
 from grpo_jax.parallel import MeshShape, make_mesh, on_shards
 from grpo_jax.parallel.collectives import collectives
+from grpo_jax.parallel.kernels import check_shards
 
 MESH = make_mesh(MeshShape(fsdp=4, tensor=2))
 
@@ -48,3 +50,11 @@ def test_references_are_left_to_the_compiler_on_a_cpu():
 
     assert on_shards(kernel, MESH, (("rows",),), ("rows",)) is kernel
     assert on_shards(kernel, None, (("rows",),), ("rows",)) is kernel
+
+
+def test_what_a_mesh_cannot_split_is_refused_with_the_axis_and_its_size():
+    with pytest.raises(ValueError, match=r"has 1 kv_heads, which mesh axes tensor cannot split into 2 equal parts"):
+        check_shards(MESH, (4, 8, 1, 16), ("rows", None, "kv_heads", None))
+    with pytest.raises(ValueError, match=r"has 3 rows, which mesh axes \('data', 'fsdp'\) cannot split into 4 equal parts"):
+        check_shards(MESH, (3, 8), ("rows", None))
+    check_shards(MESH, (4, 8, 2, 16), ("rows", None, "kv_heads", None))

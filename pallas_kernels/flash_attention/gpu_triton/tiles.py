@@ -119,9 +119,9 @@ def widths(H: int) -> tuple[int, int]:
     return (2 * first, 0) if second == first else (first, second)
 
 
-# By generation and by whether both widths are at most 128: for the forward kernel, for the gradient of queries, and for
-# those of keys and values. These are the largest found that spill no register. Ampere's also fit the shared memory of later
-# desktop cards.
+# By generation and by whether both widths are at most 128 and the keys' is loaded in one piece: for the forward kernel, for
+# the gradient of queries, and for those of keys and values. These are the largest found that spill no register. Ampere's also
+# fit the shared memory of later desktop cards.
 TILINGS = {
     ("hopper", True): (Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 2), Tiling(64, 64, 8, 2)),
     ("hopper", False): (Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 2), Tiling(32, 64, 8, 2)),
@@ -142,7 +142,7 @@ def _generation() -> str:
 
 
 def tilings(dtype: jnp.dtype, H: int, HV: int) -> tuple[Tiling, Tiling, Tiling]:
-    narrow = max(H, HV) <= 128
+    narrow = max(H, HV) <= 128 and widths(H)[1] == 0
     if dtype == jnp.float32:
         # Full float32 products run on the ordinary cores, from registers.
         wide = Tiling(32, 32, 4, 2) if max(H, HV) <= 64 else Tiling(16, 16, 4, 2)
