@@ -120,8 +120,8 @@ def widths(H: int) -> tuple[int, int]:
 
 
 # By generation and by whether both widths are at most 128 and the keys' is loaded in one piece: for the forward kernel, for
-# the gradient of queries, and for those of keys and values. These are the largest found that spill no register. Ampere's also
-# fit the shared memory of later desktop cards.
+# the gradient of queries, and for those of keys and values. These are the largest found that spill no register. Ampere's
+# also fit the shared memory of later desktop cards.
 TILINGS = {
     ("hopper", True): (Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 2), Tiling(64, 64, 8, 2)),
     ("hopper", False): (Tiling(128, 64, 8, 3), Tiling(128, 64, 8, 2), Tiling(32, 64, 8, 2)),
