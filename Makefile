@@ -25,7 +25,8 @@ test: $(VENV)/.installed-test
 # Triton's interpreter replaces its compiler, so each has a process of its own.
 test-aot: $(AOT)/.installed
 	TRITON_INTERPRET=1 $(AOT)/bin/python -m pytest -q tests/pallas_kernels --dist load -k gpu_triton $(ARGS)
-	$(AOT)/bin/python -m pytest -q --dist load tests/pallas_kernels tests/training/test_pods.py tests/test_readme.py -k "not train and not notebook" $(ARGS)
+	$(AOT)/bin/python -m pytest -q --dist load tests/pallas_kernels tests/training/test_pods.py \
+		tests/test_readme.py::test_kernels_are_checked_without_a_device $(ARGS)
 
 test-oldest: $(OLDEST)/.installed
 	TRITON_INTERPRET=1 $(OLDEST)/bin/python -m pytest -q tests/pallas_kernels --dist load -k gpu_triton $(ARGS)
