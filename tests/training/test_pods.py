@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -32,6 +33,12 @@ def compiled(target: str, program: str, kernels: str):
         return compile_pod.programs(job)[program]().compile().as_text()
 
 
+def by_purpose(figures: Counter[str]) -> Counter[str]:
+    """A reduce-scatter is an all-reduce of which each device keeps its part: both are sums over devices."""
+    sums = Counter({"all-reduce": figures["all-reduce"] + figures["reduce-scatter"]})
+    return sums + Counter({kind: figure for kind, figure in figures.items() if kind not in ("all-reduce", "reduce-scatter")})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", PACKAGES)
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -44,7 +51,9 @@ def test_a_program_with_kernels_exchanges_nothing_that_plain_jnp_does_not(target
     plain, with_kernels = compiled(target, program, "reference"), compiled(target, program, "auto")
     assert kernel_calls(plain) == 0 and kernel_calls(with_kernels) >= 2
     needed, found = collectives(plain), collectives(with_kernels)
-    for kind, count in found.counts.items():
-        assert count <= needed.counts[kind], (kind, str(needed), str(found))
+    needed_counts, found_counts = by_purpose(needed.counts), by_purpose(found.counts)
+    needed_bytes, found_bytes = by_purpose(needed.bytes), by_purpose(found.bytes)
+    for kind, count in found_counts.items():
+        assert count <= needed_counts[kind], (kind, str(needed), str(found))
         # The TPU's compiler cuts the gathers of weights into pieces as it likes, which moves bytes by a few percent.
-        assert found.bytes[kind] <= 1.05 * needed.bytes[kind], (kind, str(needed), str(found))
+        assert found_bytes[kind] <= 1.05 * needed_bytes[kind], (kind, str(needed), str(found))
