@@ -21,7 +21,15 @@ def merge_lse(
 
     Returns:
         The whole's mean in the dtype of `outs` and its log-sum-exp in float32; 0 and -1e30 where all parts are empty.
+
+    Raises:
+        ValueError: there is no part, or the shapes do not belong together.
     """
+    if lses.ndim < 1 or lses.shape[0] < 1 or outs.shape[:-1] != lses.shape:
+        raise ValueError(
+            f"merge_lse: outs {outs.shape} and lses {lses.shape} must be [M, ..., C] and [M, ...] with at least one part M: "
+            "stack the parts along the first dimension."
+        )
     highest = jnp.max(lses, axis=0).astype(jnp.float32)
     weights = _weights(lses, highest)
     total = jnp.sum(weights, axis=0)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pallas_kernels.targets import Target, compiling_for
+from pallas_kernels.targets import INSTALL, Target, compiling_for
 
 # How a kernel shows in a compiled module.
 _KERNEL_CALL = re.compile(r'custom_call_target="(triton_kernel_call|mosaic_gpu|__gpu\$xla\.gpu\.triton|tpu_custom_call)')
@@ -176,7 +176,7 @@ def ptxas() -> str:
                 return str(entry / place)
     found = shutil.which("ptxas")
     if found is None:
-        raise ModuleNotFoundError("ptxas is not installed: pip install 'grpo_jax[aot]'.")
+        raise ModuleNotFoundError(f"ptxas is not installed: {INSTALL}.")
     return found
 
 

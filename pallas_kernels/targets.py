@@ -19,6 +19,9 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
+# How the compilers are had.
+INSTALL = "make test-aot sets up .venv-aot, whose Python has it (the extra aot of grpo_jax)"
+
 
 def prepare() -> None:
     """Sets what the compilers read from the environment. Call it before JAX has started a backend.
@@ -79,8 +82,7 @@ class Target:
         """
         if not self.installed:
             raise ModuleNotFoundError(
-                f"compiling for {self.description} needs {self.package}, which is not installed: "
-                "pip install 'grpo_jax[aot]'."
+                f"compiling for {self.description} needs {self.package}, which is not installed: {INSTALL}."
             )
         prepare()
         count = math.prod(shape)

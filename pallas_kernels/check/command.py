@@ -17,6 +17,9 @@ from pallas_kernels.check.report import Report
 from pallas_kernels.dispatch import REFERENCE
 from pallas_kernels.registry import all_cases
 
+# Rows left out that are named on the screen, so that they do not push the table off it. The JSON names all.
+NAMED_LEFT = 12
+
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 DESCRIPTION = """\
@@ -42,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--budget", metavar="SECONDS", type=float,
         help="start no row that would probably end later than this; the most important come first, and those left out are "
-        "named. By default 240 on a device, and no limit with --target",
+        "named (all of them in the JSON). By default 240 on a device, and no limit with --target",
     )  # fmt: skip
     made.add_argument(
         "--json", metavar="PATH", type=pathlib.Path,
@@ -134,7 +137,7 @@ def _compile(
     names = every if chosen.target == "all" else _named(command, "--target", chosen.target, every) or []
     missing = sorted({targets.TARGETS[name].package for name in names if not targets.TARGETS[name].installed})
     if missing:
-        command.error(f"--target {chosen.target} needs {' and '.join(missing)}: pip install 'grpo_jax[aot]'.")
+        command.error(f"--target {chosen.target} needs {' and '.join(missing)}: {targets.INSTALL}.")
     todo = jobs.target_jobs(cases, names, with_reference=REFERENCE in (impls or ()))
     todo = _with_impl(command, todo, impls, f"for {', '.join(names)}")
     report = Report(chosen.json, None, None)
@@ -174,8 +177,10 @@ def _loop(
     report.close(left)
     if left:
         print(f"\n{why} left {len(left)} of {len(todo)} rows out:", file=out)
-        for job in left:
+        for job in left[:NAMED_LEFT]:
             print(f"  {job}", file=out)
+        if len(left) > NAMED_LEFT:
+            print(f"  and {len(left) - NAMED_LEFT} more, which --json names", file=out)
     judged = [row for row in report.rows if row["implementation"] not in jobs.OTHERS]
     failed = sum(row["status"] in ("wrong", "error") for row in judged)
     refused = sum(row["status"] == "refused" for row in judged)

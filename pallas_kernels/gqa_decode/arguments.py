@@ -14,6 +14,8 @@ def check_group(query: Any, key: Any) -> None:
             f"{key.shape}: add or split dimensions."
         )
     N, K = query.shape[2], key.shape[1]
+    if 0 in query.shape[1:]:
+        raise ValueError(f"query is [B, P, N, H] with P, N and H at least 1, but its shape is {query.shape}.")
     if K == 0 or N % K:
         raise ValueError(f"N={N} query heads do not divide into K={K} key/value heads: N must be a multiple of K.")
     if query.shape[3] != key.shape[3]:

@@ -67,9 +67,10 @@ def gqa_decode(
     )  # fmt: skip
     some = sums_BKgP1 > 0
     sums_BKgP1 = jnp.where(some, sums_BKgP1, 1)
-    out_BKgPV = read_BKMV.reshape(B, K, group, P, -1) / sums_BKgP1
+    Hv = value.shape[3]
+    out_BKgPV = read_BKMV.reshape(B, K, group, P, Hv) / sums_BKgP1
     lse_BKgP = jnp.where(some, greatest_BKgP1 + jnp.log(sums_BKgP1), NOTHING)[..., 0]
-    out = out_BKgPV.transpose(0, 3, 1, 2, 4).reshape(B, P, N, -1).astype(query.dtype)
+    out = out_BKgPV.transpose(0, 3, 1, 2, 4).reshape(B, P, N, Hv).astype(query.dtype)
     return out, lse_BKgP.transpose(0, 3, 1, 2).reshape(B, P, N)
 
 

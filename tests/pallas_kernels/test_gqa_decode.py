@@ -313,3 +313,12 @@ def test_an_error_names_what_does_not_fit(change: dict[str, Any], message: str) 
     )
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_nothing_to_read_gives_nothing_and_queries_without_heads_are_refused() -> None:
+    lengths = np.zeros(0, np.int32)
+    out, lse = gqa_decode(np.zeros((0, 1, 4, 8)), np.zeros((0, 2, 6, 8)), np.zeros((0, 2, 6, 5)), lengths, scale=1.0)
+    assert out.shape == (0, 1, 4, 5) and lse.shape == (0, 1, 4)
+    for shape in ((1, 0, 4, 8), (1, 1, 0, 8)):
+        with pytest.raises(ValueError, match="with P, N and H at least 1"):
+            gqa_decode(np.zeros(shape), np.zeros((1, 2, 6, 8)), np.zeros((1, 2, 6, 8)), np.zeros(1, np.int32), scale=1.0)

@@ -115,3 +115,9 @@ def test_devices_without_any_keys_give_an_empty_result() -> None:
         )
     )(np.full((8, 3), 7.0, np.float32), np.full(8, -1e30, np.float32))  # fmt: skip
     assert out.tolist() == [0.0] * 3 and lse == np.float32(-1e30)
+
+
+def test_parts_that_do_not_belong_together_are_refused() -> None:
+    for outs, lses in (((0, 3, 8), (0, 3)), ((2, 3, 8), (3, 3)), ((3, 8), (3, 8))):
+        with pytest.raises(ValueError, match=r"must be \[M, \.\.\., C\] and \[M, \.\.\.\]"):
+            merge_lse(jnp.zeros(outs), jnp.zeros(lses))

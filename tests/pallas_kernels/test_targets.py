@@ -40,7 +40,7 @@ def test_figures_are_of_the_right_size(name: str) -> None:
 def test_a_missing_compiler_is_an_error_that_says_what_to_install() -> None:
     absent = dataclasses.replace(TARGETS["h200"], package="no_such_package")
     assert not absent.installed
-    with pytest.raises(ModuleNotFoundError, match=r"NVIDIA H200 needs no_such_package.*pip install 'grpo_jax\[aot\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"NVIDIA H200 needs no_such_package.*make test-aot sets up \.venv-aot"):
         absent.mesh((1,), ("data",))
 
 
