@@ -59,8 +59,8 @@ from grpo_jax.training.loop import train
 from grpo_jax.training.monitor import Monitor, MonitorConfig
 from grpo_jax.training.optimizer import OptimizerConfig, make_optimizer
 from grpo_jax.training.policy import build_policy
+from grpo_jax.training.schedule_kinds import ScheduleConfig
 from grpo_jax.training.schedules import (
-    ScheduleConfig,
     SchedulesConfig,
     advance_schedules,
     initial_schedules,

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from grpo_jax.training import schema
+from grpo_jax.training.schedule_kinds import KINDS, ScheduleConfig
 from grpo_jax.training.schedules import (
-    KINDS,
     QUANTITIES,
-    ScheduleConfig,
     SchedulesConfig,
     ScheduleState,
     advance_schedules,
