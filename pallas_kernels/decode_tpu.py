@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int
 
-NOTHING = -1e30  # logit of a hidden slot, and log-sum-exp of a query that sees nothing
 LANES = 128
 
 

@@ -11,9 +11,10 @@ import triton
 import triton.language as tl
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.merge import EMPTY
 from pallas_kernels.triton_launch import launch
 
-NOTHING = tl.constexpr(-1e30)
+NOTHING = tl.constexpr(EMPTY)
 PROCESSORS = 132  # of an H100 or H200; splits are made until programs cover them twice
 
 

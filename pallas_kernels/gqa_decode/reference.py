@@ -11,20 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-NOTHING = -1e30  # logit of a hidden slot, and log-sum-exp of a query that sees nothing; finite, so that no NaN arises
-
-
-def seen_slots(
-    lengths_B: Int[Array, " B"], P: int, S: int, mask: Bool[Array, "B P P"] | Bool[Array, "P P"] | None
-) -> Bool[Array, "B P S"]:
-    """Which slots each query sees: all below length - P, and those of the P newest that the mask (or causality) allows."""
-    first_B11 = (jnp.clip(lengths_B, 0, S) - P)[:, None, None]
-    newest_B1S = jnp.arange(S) - first_B11  # which of the P newest a slot holds, negative for those before them
-    if mask is None:
-        return newest_B1S <= jnp.arange(P)[:, None]
-    allowed_BPP = jnp.broadcast_to(mask, (lengths_B.shape[0], P, P))
-    index_BPS = jnp.broadcast_to(jnp.clip(newest_B1S, 0, P - 1), (lengths_B.shape[0], P, S))
-    return (newest_B1S < 0) | ((newest_B1S < P) & jnp.take_along_axis(allowed_BPP, index_BPS, axis=2))
+from pallas_kernels.merge import EMPTY
+from pallas_kernels.visibility import seen_slots
 
 
 def gqa_decode(
@@ -52,10 +40,10 @@ def gqa_decode(
     )  # fmt: skip
     if key_scales is not None:
         logits_BKMS = logits_BKMS * key_scales[:, :, None]
-    logits_BKgPS = jnp.where(seen_BPS[:, None, None], logits_BKMS.reshape(B, K, group, P, S), NOTHING)
-    greatest_BKgP1 = jnp.max(logits_BKgPS, axis=-1, keepdims=True, initial=NOTHING)
+    logits_BKgPS = jnp.where(seen_BPS[:, None, None], logits_BKMS.reshape(B, K, group, P, S), EMPTY)
+    greatest_BKgP1 = jnp.max(logits_BKgPS, axis=-1, keepdims=True, initial=EMPTY)
     # Where nothing is seen, every difference is 0 and every weight would be 1.
-    weights_BKgPS = jnp.exp(logits_BKgPS - jnp.maximum(greatest_BKgP1, NOTHING / 2))
+    weights_BKgPS = jnp.exp(logits_BKgPS - jnp.maximum(greatest_BKgP1, EMPTY / 2))
     sums_BKgP1 = jnp.sum(weights_BKgPS, axis=-1, keepdims=True)
     weights_BKMS = weights_BKgPS.reshape(B, K, group * P, S)
     if value_scales is not None:
@@ -69,7 +57,7 @@ def gqa_decode(
     sums_BKgP1 = jnp.where(some, sums_BKgP1, 1)
     Hv = value.shape[3]
     out_BKgPV = read_BKMV.reshape(B, K, group, P, Hv) / sums_BKgP1
-    lse_BKgP = jnp.where(some, greatest_BKgP1 + jnp.log(sums_BKgP1), NOTHING)[..., 0]
+    lse_BKgP = jnp.where(some, greatest_BKgP1 + jnp.log(sums_BKgP1), EMPTY)[..., 0]
     out = out_BKgPV.transpose(0, 3, 1, 2, 4).reshape(B, P, N, Hv).astype(query.dtype)
     return out, lse_BKgP.transpose(0, 3, 1, 2).reshape(B, P, N)
 

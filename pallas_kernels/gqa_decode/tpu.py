@@ -21,7 +21,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.decode_tpu import LANES, NOTHING, allowed_rows, block_index, slots_of_block, visible
+from pallas_kernels.decode_tpu import LANES, allowed_rows, block_index, slots_of_block, visible
+from pallas_kernels.merge import EMPTY
 
 ROWS = 256  # query rows of a tile at most
 
@@ -55,7 +56,7 @@ def _kernel(
 
     @pl.when(step == 0)
     def _() -> None:
-        greatest_ref[...] = jnp.full_like(greatest_ref, NOTHING)
+        greatest_ref[...] = jnp.full_like(greatest_ref, EMPTY)
         total_ref[...] = jnp.zeros_like(total_ref)
         sum_ref[...] = jnp.zeros_like(sum_ref)
 
@@ -87,7 +88,7 @@ def _kernel(
             if quantized:
                 logits = logits * scales_of(key_scales, h, used)
             if masked:
-                logits = jnp.where(seen, logits, NOTHING)
+                logits = jnp.where(seen, logits, EMPTY)
             before = greatest_ref[h]
             greatest = jnp.maximum(before, jnp.max(logits, axis=1, keepdims=True))
             weights = jnp.exp(logits - greatest)
@@ -116,7 +117,7 @@ def _kernel(
         total = total_ref[...]
         divisor = jnp.where(total > 0, total, 1.0)
         out_ref[0] = (sum_ref[...] / divisor).astype(out_ref.dtype)
-        lse_ref[0] = jnp.where(total > 0, greatest_ref[...] + jnp.log(divisor), NOTHING)
+        lse_ref[0] = jnp.where(total > 0, greatest_ref[...] + jnp.log(divisor), EMPTY)
 
 
 def _heads(K: int) -> int:

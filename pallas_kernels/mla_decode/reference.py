@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from pallas_kernels.merge import EMPTY
+from pallas_kernels.visibility import seen_slots
 
 
 def mla_decode(
@@ -36,7 +37,7 @@ def mla_decode(
         return jnp.einsum(equation, x, y, preferred_element_type=jnp.float32, precision=precision)
 
     logits_BPNS = product("BPNC,BSC->BPNS", q_latent_BPNC, latent_BSC) + product("BPNR,BSR->BPNS", q_rope_BPNR, rope_BSR)
-    sees_BP1S = _sees(lengths_B, P, S, mask)[:, :, None]
+    sees_BP1S = seen_slots(lengths_B, P, S, mask)[:, :, None]
     logits_BPNS = jnp.where(sees_BP1S, logits_BPNS, EMPTY)
     # Logits are scaled when their maximum has been taken off, so that large ones lose nothing by it.
     # Where nothing is seen every logit is EMPTY, and the exponentials of their differences would be 1.
@@ -80,12 +81,3 @@ def dequantize(latent: Num[Array, "... C"], scales: Float[Array, "... Z"]) -> Fl
     """Element c times scale c // (C // Z), in float32."""
     tiles = latent.astype(jnp.float32).reshape(*scales.shape, -1)
     return (tiles * scales[..., None]).reshape(latent.shape)
-
-
-def _sees(lengths_B: Array, P: int, S: int, mask_BPP: Array | None) -> Bool[Array, "B P S"]:
-    """Whether query p of row b sees slot s."""
-    new_BS = jnp.arange(S) - (lengths_B[:, None] - P)  # which of the new tokens a slot holds, negative for earlier ones
-    if mask_BPP is None:
-        return new_BS[:, None] <= jnp.arange(P)[:, None]
-    listed_BPS = jnp.take_along_axis(mask_BPP, jnp.clip(new_BS, 0, P - 1)[:, None], axis=2)
-    return (new_BS < 0)[:, None] | (listed_BPS & (new_BS < P)[:, None])

@@ -74,8 +74,8 @@ class LogprobPasses:
     scattered while it is summed; JAX's own differentiation through `shard_map` would sum both everywhere.
     """
 
-    def __init__(self, *, temperature: float, vocab_axis: str | None = None, impl: str | None = None) -> None:
-        self.temperature, self.vocab_axis, self.impl = float(temperature), vocab_axis, impl
+    def __init__(self, *, temperature: float, vocab_axis: str | None = None) -> None:
+        self.temperature, self.vocab_axis = float(temperature), vocab_axis
 
     def forward(
         self, hidden: Float[Array, "M D"], kernel: Float[Array, "D V"], targets: Int[Array, " M"]
@@ -101,7 +101,7 @@ class LogprobPasses:
     def _options(self, hidden: Array, kernel: Array, targets: Array) -> vjp.Options:
         _check(hidden, kernel, targets, self.temperature, 0)
         arguments = {"temperature": self.temperature, "top_n": 0}
-        chosen = choose("token_logprob", TOKEN_LOGPROB, self.impl, hidden, kernel, targets, **arguments)
+        chosen = choose("token_logprob", TOKEN_LOGPROB, None, hidden, kernel, targets, **arguments)
         return vjp.Options(module=chosen.module, temperature=self.temperature, top_n=0, vocab_axis=self.vocab_axis)
 
 
