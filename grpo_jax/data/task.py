@@ -23,6 +23,7 @@ class Problem:
       stage: the curriculum stage it belongs to, one of its task's `stages`.
       key: identity of the question; two problems that ask the same thing have the same key.
       solution: a full completion to imitate, without the eos token; None where the data has none.
+      metadata: what else a reward judges by (unit tests, for example), in JSON's types.
     """
 
     prompt: str
@@ -30,6 +31,7 @@ class Problem:
     stage: str
     key: str
     solution: str | None = None
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def question_key(prompt: str) -> str:
@@ -78,7 +80,8 @@ def fingerprint(task: Task) -> str:
     for stage in task.stages:
         size = task.train_size(stage)
         for problem in (*(task.train_problem(stage, index) for index in range(size)), *task.heldout(stage, size)):
-            digest.update(repr(dataclasses.astuple(problem)).encode("utf-8", "surrogatepass"))
+            parts = dataclasses.astuple(problem)
+            digest.update(repr(parts if problem.metadata else parts[:-1]).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()[:16]
 
 

@@ -56,6 +56,7 @@ def judge(
                 reference=problem.answer,
                 ids=ids,
                 end="eos" if ends[index] == END_EOS else "length",
+                metadata=problem.metadata,
             )
         )
     # Every host has judged the same rows, but a reward's time limit can pass on one and not on another.

@@ -1,8 +1,8 @@
 """What a reward is: a function of one judged row."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 End = Literal["eos", "length"]
 """How a completion ended: by an eos token, or because it reached the length limit."""
@@ -18,6 +18,7 @@ class RewardInput:
       reference: the reference answer, "" where there is none.
       ids: the completion's token ids, the eos id included.
       end: how the completion ended.
+      metadata: what else the problem's record holds that a reward judges by (unit tests, for example), in JSON's types.
     """
 
     prompt: str
@@ -25,6 +26,7 @@ class RewardInput:
     reference: str
     ids: Sequence[int]
     end: End
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 Reward = Callable[[RewardInput], float | None]
