@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from grpo_jax.data.jsonl import JsonlTask, Row, build_task, text_field
+from grpo_jax.data.jsonl import JsonlTask, build_task
+from grpo_jax.data.source import Row, SourceConfig, text_field
 from grpo_jax.data.task import Problem, question_key
 
 STAGE = "gsm8k"
@@ -31,26 +32,24 @@ SOLUTION_FORMATS: dict[str, Callable[[str, str], str]] = {"think_answer": _tagge
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GSM8KConfig:
+class GSM8KConfig(SourceConfig):
     """Where the problems are and how their solutions are written.
 
     Attributes:
-      path: JSONL file of the problems.
+      path: JSONL file of the problems; one whose name ends in .gz is unpacked as it is read.
       heldout_path: second JSONL file whose problems are held out; None holds out a share of `path`.
-      heldout_fraction: share of `path` to hold out when there is no `heldout_path`, in (0, 1).
+      heldout_fraction: share to hold out where there is no second source of held-out problems, in (0, 1).
+      hub: data set of the Hugging Face Hub in the place of `path`, "openai/gsm8k"; needs the extra `hf`.
+      hub_name: its configuration, "main".
+      hub_split: its split of training problems.
+      hub_heldout_split: its split of held-out problems; None holds out a share of `hub_split`.
       solution_format: "think_answer" or "marked", see `SOLUTION_FORMATS`.
     """
 
-    path: str
-    heldout_path: str | None = None
-    heldout_fraction: float = 0.1
     solution_format: str = "think_answer"
 
     def __post_init__(self) -> None:
-        if not self.path:
-            raise ValueError("path must not be empty")
-        if not 0 < self.heldout_fraction < 1:
-            raise ValueError(f"heldout_fraction lies between 0 and 1, both excluded; got {self.heldout_fraction}")
+        super().__post_init__()
         if self.solution_format not in SOLUTION_FORMATS:
             raise ValueError(f"solution_format is one of {sorted(SOLUTION_FORMATS)}; got {self.solution_format!r}")
 
@@ -89,4 +88,4 @@ def gsm8k_task(**options: Any) -> JsonlTask:
             raise ValueError(f"{where}: {error}") from error
         return Problem(prompt=prompt, answer=final, stage=STAGE, key=question_key(prompt), solution=form(working, final))
 
-    return build_task(parse, config.path, config.heldout_path, config.heldout_fraction)
+    return build_task(parse, config)

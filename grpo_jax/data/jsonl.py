@@ -1,51 +1,65 @@
-"""A task from a JSON-lines file: one problem a line, split into training and held-out problems that never meet."""
+"""A task from records: one problem each, split into training and held-out problems that never meet."""
 
 import dataclasses
-import decimal
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from grpo_jax.data.source import Row, SourceConfig, plain, text_field
 from grpo_jax.data.task import Problem, Split, question_key
 from grpo_jax.data.template import PromptTemplate
 
 SINGLE_STAGE = "all"
 """The stage of every problem in a file that has no stage field."""
 
-Row = Mapping[str, Any]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class JsonlConfig:
+class JsonlConfig(SourceConfig):
     """Where the problems are and what their fields are called.
 
     Attributes:
-      path: JSONL file of the problems.
+      path: JSONL file of the problems; one whose name ends in .gz is unpacked as it is read.
       heldout_path: second JSONL file whose problems are held out; None holds out a share of `path`.
+      heldout_fraction: share to hold out where there is no second source of held-out problems, in (0, 1).
+      hub: data set of the Hugging Face Hub in the place of `path`, such as "openai/gsm8k"; needs the extra `hf`.
+      hub_name: its configuration, such as "main"; None where it has one alone.
+      hub_split: its split of training problems.
+      hub_heldout_split: its split of held-out problems; None holds out a share of `hub_split`.
       question: field with the question.
-      answer: field with the reference answer, text or a number.
+      answer: field with the reference answer, text or a number; None where metadata alone decides, the reference is "".
       solution: field with a full completion to imitate in SFT, None where there is none.
       stage: field with the stage's name, None puts all problems into one. Stages are ordered as they first appear.
-      heldout_fraction: share of `path` to hold out when there is no `heldout_path`, in (0, 1).
+      metadata: fields that the reward reads, as a list of names or as {name that the reward reads: field}.
     """
 
-    path: str
-    heldout_path: str | None = None
     question: str = "question"
-    answer: str = "answer"
+    answer: str | None = "answer"
     solution: str | None = None
     stage: str | None = None
-    heldout_fraction: float = 0.1
+    metadata: Mapping[str, str] | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        for field in ("path", "question", "answer"):
-            if not getattr(self, field):
+        super().__post_init__()
+        for field in ("question", "answer"):
+            if getattr(self, field) == "":
                 raise ValueError(f"{field} must not be empty")
-        if not 0 < self.heldout_fraction < 1:
-            raise ValueError(f"heldout_fraction lies between 0 and 1, both excluded; got {self.heldout_fraction}")
+        names = [] if self.metadata is None else [*self.metadata]
+        fields = list(self.metadata.values()) if isinstance(self.metadata, Mapping) else names
+        if isinstance(self.metadata, str) or not all(isinstance(name, str) and name for name in (*names, *fields)):
+            raise ValueError(
+                f"metadata is {self.metadata!r}, but it must be a list of fields or a mapping from the reward's names to "
+                "fields, none of them empty"
+            )
+        if len(set(names)) < len(names):
+            raise ValueError(f"metadata is {self.metadata!r}, but it must name each field once")
+
+    @property
+    def metadata_fields(self) -> dict[str, str]:
+        """{name that the reward reads: field of the record}."""
+        if self.metadata is None:
+            return {}
+        return dict(self.metadata) if isinstance(self.metadata, Mapping) else {name: name for name in self.metadata}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -195,92 +209,40 @@ class JsonlTask:
         return JsonlTask(kept["train"], kept["heldout"], source=self.source, counts=counts)
 
 
-def read_rows(path: str | Path) -> Iterator[tuple[str, Row]]:
-    """Yields ("file:line", object) for each line that is not blank.
+def build_task(parse: Callable[[str, Row], Problem], config: SourceConfig) -> JsonlTask:
+    """Reads the records of one or two sources and splits them.
 
-    Raises:
-      ValueError: the file cannot be read, or a line is not one JSON object in UTF-8; names file, line and rule.
-    """
-    try:
-        lines = Path(path).read_bytes().split(b"\n")
-    except OSError as error:
-        raise ValueError(f"cannot read the problems in {path}: {error.strerror}; give the path of a JSONL file") from error
-    for number, line in enumerate(lines, start=1):
-        where = f"{path}:{number}"
-        try:
-            # utf-8-sig: files saved on Windows open with a byte order mark.
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            if not text.strip():
-                continue
-            # Decimal keeps a number as it is written: 2.50 stays 2.50, and 1e400 is not infinity.
-            row = json.loads(text, parse_float=decimal.Decimal, parse_constant=_refuse_constant)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{where}: a line is UTF-8 text; byte {error.start} is not ({error.reason})") from error
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where}: a line is one JSON object; {error}") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{where}: a line is one JSON object; got {type(row).__name__}: {text.strip()[:80]!r}")
-        yield where, row
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def text_field(where: str, row: Row, field: str, *, numbers: bool = False) -> str:
-    """The text in `field` of `row`, stripped; numbers become their text if `numbers`.
-
-    Raises:
-      ValueError: the field is missing, empty or of another type.
-    """
-    if field not in row:
-        raise ValueError(f"{where}: a row has the field {field!r}; this one has {sorted(row)}. Name the right field")
-    value = row[field]
-    if numbers and isinstance(value, int | decimal.Decimal) and not isinstance(value, bool):
-        value = str(value)
-    if not isinstance(value, str) or not value.strip():
-        expected = "text or a number" if numbers else "text"
-        raise ValueError(f"{where}: field {field!r} holds {expected}, not empty; got {value!r:.80}")
-    return value.strip()
-
-
-def build_task(
-    parse: Callable[[str, Row], Problem], path: str, heldout_path: str | None, heldout_fraction: float
-) -> JsonlTask:
-    """Reads one or two files and splits them.
-
-    Without a second file a problem is held out when the hash of its question falls below `heldout_fraction`, so its
-    side depends neither on the order of the lines nor on the other problems; the smallest hash of a stage is held out
+    Without a second source a problem is held out when the hash of its question falls below `heldout_fraction`, so its
+    side depends neither on the order of the records nor on the other problems; the smallest hash of a stage is held out
     in any case, so that every stage can be tested. Held-out problems are ordered by hash, so that the first n are a
     fair sample.
 
     Args:
-      parse: makes a `Problem` of ("file:line", row).
-      path: JSONL file.
-      heldout_path: JSONL file of held-out problems, or None.
-      heldout_fraction: share held out without a second file.
+      parse: makes a `Problem` of (place for messages, record).
+      config: the sources.
     """
-    problems = [parse(where, row) for where, row in read_rows(path)]
+    problems = [parse(where, row) for where, row in config.rows()]
     if not problems:
-        raise ValueError(f"{path} holds no problem; give a JSONL file with one JSON object a line")
-    if heldout_path is None:
+        raise ValueError(f"{config.name} holds no problem; give a JSONL file with one JSON object a line")
+    rows = config.heldout_rows()
+    if rows is None:
         lowest: dict[str, str] = {}
         for problem in problems:
             lowest[problem.stage] = min(lowest.get(problem.stage, problem.key), problem.key)
-        limit = heldout_fraction * 16**16
+        limit = config.heldout_fraction * 16**16
         heldout_keys = {p.key for p in problems if int(p.key, 16) < limit or p.key == lowest[p.stage]}
         heldout = list({p.key: p for p in problems if p.key in heldout_keys}.values())
         train = [p for p in problems if p.key not in heldout_keys]
-        return JsonlTask(train, sorted(heldout, key=lambda p: p.key), source=path)
-    heldout = list({p.key: p for p in (parse(where, row) for where, row in read_rows(heldout_path))}.values())
+        return JsonlTask(train, sorted(heldout, key=lambda p: p.key), source=config.name)
+    heldout = list({p.key: p for p in (parse(where, row) for where, row in rows)}.values())
     if not heldout:
-        raise ValueError(f"{heldout_path} holds no problem; give a JSONL file with one JSON object a line")
+        raise ValueError(f"{config.heldout_name} holds no problem; give a JSONL file with one JSON object a line")
     keys = {p.key for p in heldout}
     train = [p for p in problems if p.key not in keys]
     return JsonlTask(
         train,
         sorted(heldout, key=lambda p: p.key),
-        source=f"{path} and {heldout_path}",
+        source=f"{config.name} and {config.heldout_name}",
         counts=LoadCounts(duplicates=len(problems) - len(train)),
     )
 
@@ -292,15 +254,20 @@ def jsonl_task(**options: Any) -> JsonlTask:
       ValueError: a file, line or option breaks a rule; names it.
     """
     config = JsonlConfig(**options)
+    metadata = config.metadata_fields
 
     def parse(where: str, row: Row) -> Problem:
         prompt = text_field(where, row, config.question)
+        missing = [field for field in metadata.values() if field not in row]
+        if missing:
+            raise ValueError(f"{where}: metadata names the field {missing[0]!r}; this row has {sorted(row)}")
         return Problem(
             prompt=prompt,
-            answer=text_field(where, row, config.answer, numbers=True),
+            answer="" if config.answer is None else text_field(where, row, config.answer, numbers=True),
             stage=SINGLE_STAGE if config.stage is None else text_field(where, row, config.stage, numbers=True),
             key=question_key(prompt),
             solution=None if config.solution is None else text_field(where, row, config.solution),
+            metadata={name: plain(where, field, row[field]) for name, field in metadata.items()},
         )
 
-    return build_task(parse, config.path, config.heldout_path, config.heldout_fraction)
+    return build_task(parse, config)

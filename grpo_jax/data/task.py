@@ -88,7 +88,10 @@ def fingerprint(task: Task) -> str:
 TASKS: dict[str, str] = {
     "arithmetic": "grpo_jax.data.arithmetic:ArithmeticTask",
     "gsm8k": "grpo_jax.data.gsm8k:gsm8k_task",
+    "humaneval": "grpo_jax.data.humaneval:humaneval_task",
     "jsonl": "grpo_jax.data.jsonl:jsonl_task",
+    "math": "grpo_jax.data.mathematics:math_task",
+    "reasoning_gym": "grpo_jax.data.reasoning_gym:ReasoningGymTask",
 }
 """Task name to the dotted path of its factory; a factory takes keyword options and returns a `Task`."""
 

@@ -18,22 +18,40 @@ from grpo_jax.evaluation.scores import StageScore
 from grpo_jax.generation import END_EOS, Rollout, SamplerConfig, rollout, row_keys
 from grpo_jax.model import ModelConfig
 from grpo_jax.parallel import from_first, to_host
-from grpo_jax.rewards import CompositeReward, RewardInput, RewardResult
+from grpo_jax.rewards import CompositeReward, PendingRewards, RewardInput, RewardResult
 from grpo_jax.types import Params
 
 # Tests number their steps from here, beyond any step of training, so that they never draw a rollout's noise.
 _FIRST_STEP = 1 << 30
 
 
-def judge(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Judging:
+    """Completions that were handed to the reward.
+
+    Attributes:
+      inputs: the judged text of each row.
+      pending: their rewards to come.
+    """
+
+    inputs: list[RewardInput]
+    pending: PendingRewards
+
+    def result(self) -> RewardResult:
+        """Their rewards, once all are there; the same on every host."""
+        # Every host has judged the same rows, but a reward's time limit can pass on one and not on another.
+        return from_first(self.pending.result())
+
+
+def begin_judging(
     reward: CompositeReward,
     template: PromptTemplate,
     problems: Sequence[Problem],
     sampled: Rollout,
     *,
     weights: Mapping[str, float] | None = None,
-) -> tuple[RewardResult, list[RewardInput]]:
-    """Decodes the completions of a rollout and scores them.
+) -> Judging:
+    """Decodes the completions of a rollout and hands them to the reward, which judges them meanwhile.
 
     Args:
       reward: the composite reward.
@@ -59,8 +77,20 @@ def judge(
                 metadata=problem.metadata,
             )
         )
-    # Every host has judged the same rows, but a reward's time limit can pass on one and not on another.
-    return from_first(reward.score(rows, weights)), rows
+    return Judging(inputs=rows, pending=reward.submit(rows, weights))
+
+
+def judge(
+    reward: CompositeReward,
+    template: PromptTemplate,
+    problems: Sequence[Problem],
+    sampled: Rollout,
+    *,
+    weights: Mapping[str, float] | None = None,
+) -> tuple[RewardResult, list[RewardInput]]:
+    """As `begin_judging`, but returns the rewards themselves, with the judged text of each row."""
+    judging = begin_judging(reward, template, problems, sampled, weights=weights)
+    return judging.result(), judging.inputs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,7 +150,7 @@ class HeldoutTest:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(right, completion length, ended by itself), each [problems, samples]."""
         at_once = max(self.rows // samples, 1)
-        columns: list[list[np.ndarray]] = [[], [], []]
+        judgings: list[Judging] = []
         for start in range(0, len(problems), at_once):
             part = list(problems[start : start + at_once])
             # The last part is filled up so that its shape, and with it the compiled program, is that of the others.
@@ -139,12 +169,12 @@ class HeldoutTest:
                 mesh=self.mesh,
             )
             rows = [problem for problem in part for _ in range(samples)]
-            result, inputs = judge(self.reward, self.template, rows, sampled)
-            columns[0].append(np.nan_to_num(result.accuracy))
-            columns[1].append(np.array([len(row.ids) for row in inputs]))
-            columns[2].append(np.array([row.end == "eos" for row in inputs]))
-        right, lengths, ended = (np.concatenate(column).reshape(len(problems), samples) for column in columns)
-        return right, lengths, ended
+            judgings.append(begin_judging(self.reward, self.template, rows, sampled))
+        right = np.concatenate([np.nan_to_num(judging.result().accuracy) for judging in judgings])
+        inputs = [row for judging in judgings for row in judging.inputs]
+        lengths, ended = np.array([len(row.ids) for row in inputs]), np.array([row.end == "eos" for row in inputs])
+        shape = (len(problems), samples)
+        return right.reshape(shape), lengths.reshape(shape), ended.reshape(shape)
 
     def _prompts(self, problems: Sequence[Problem]) -> tuple[Int[np.ndarray, "P T"], Int[np.ndarray, " P"]]:
         ids = [self.template.encode_prompt(problem) for problem in problems]

@@ -1,107 +1,35 @@
 """The composite reward.
 
 R = accuracy + format_weight · format + termination_weight · termination + overlong + repetition_penalty + extras, where
-the cosine length reward, if one is given, stands in the place of accuracy.
+the cosine length reward, if one is given, stands in the place of accuracy, and a gate takes a component out of the rows that
+do not pass it.
 """
 
-import dataclasses
+from __future__ import annotations
+
+import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
-from jaxtyping import Float32
 
-from grpo_jax.rewards.length import CosineLengthConfig, cosine_length_reward
-from grpo_jax.rewards.overlong import OverlongConfig, overlong_reward
-from grpo_jax.rewards.protocol import Reward, RewardInput
-from grpo_jax.rewards.registry import check_name, resolve_reward
-from grpo_jax.rewards.repetition import RepetitionConfig, repetition_reward
+from grpo_jax.rewards.config import RewardConfig
+from grpo_jax.rewards.length import cosine_length_reward
+from grpo_jax.rewards.overlong import overlong_reward
+from grpo_jax.rewards.pool import PendingVerdicts, RewardPool
+from grpo_jax.rewards.pool_config import PoolConfig
+from grpo_jax.rewards.protocol import BatchReward, RewardInput
+from grpo_jax.rewards.registry import REWARDS, resolve_reward
+from grpo_jax.rewards.repetition import repetition_reward
+from grpo_jax.rewards.result import RewardFailure, RewardResult
+from grpo_jax.rewards.verdict import Verdict, awaited_verdict, is_awaited, raised, verdict, verdict_of_value
 
 _log = logging.getLogger(__name__)
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RewardConfig:
-    """What is rewarded, and by how much. Accuracy has weight 1, or 0 where `length` takes its place.
-
-    Every reward is given by a name in `grpo_jax.rewards.REWARDS` or by a dotted path `package.module:function`.
-
-    Attributes:
-      accuracy: the reward for a right answer: answer_tag, boxed, hash_mark or last_number say where it is looked for.
-      format: the reward for structure: think_answer, answer_only, boxed_once or hash_mark_once.
-      termination: the reward for stopping: eos_after_answer, or eos for stopping anywhere.
-      format_weight: weight of the format reward; 0 reports it without rewarding it.
-      termination_weight: weight of the termination reward; 0 reports it without rewarding it.
-      extras: further rewards and their weights, for example {"my_package.rewards:brevity": 0.1}.
-      overlong: a punishment that grows as a completion nears the limit (DAPO); null for none.
-      repetition: a punishment of repeated n-grams; null for none.
-      length: the cosine length reward in the place of accuracy; null rewards accuracy itself.
-    """
-
-    accuracy: str = "answer_tag"
-    format: str = "think_answer"
-    termination: str = "eos_after_answer"
-    format_weight: float = 0.2
-    termination_weight: float = 0.2
-    extras: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    overlong: OverlongConfig | None = None
-    repetition: RepetitionConfig | None = None
-    length: CosineLengthConfig | None = None
-
-    def __post_init__(self) -> None:
-        for field, name in (
-            ("accuracy", self.accuracy),
-            ("format", self.format),
-            ("termination", self.termination),
-            *(("extras", name) for name in self.extras),
-        ):
-            check_name(field, name)
-        for field, weight in (
-            ("format_weight", self.format_weight),
-            ("termination_weight", self.termination_weight),
-            *((f"extras[{name!r}]", weight) for name, weight in self.extras.items()),
-        ):
-            if not math.isfinite(weight):
-                raise ValueError(f"{field} is {weight}, but it must be a finite number")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RewardResult:
-    """Rewards of B rows.
-
-    Attributes:
-      total: [B] composite reward; NaN where a reward failed or none applied.
-      components: each reward before its weight, [B]; NaN where it is missing. Keys: accuracy, format, termination, those
-        of overlong, repetition_penalty and length that the config gives, and the names of the extras.
-      weights: the weight of each component in the total.
-      missing: rows on which each component did not apply.
-      failed: rows on which each component raised, or returned something that is not a finite number.
-    """
-
-    total: Float32[np.ndarray, " B"]
-    components: dict[str, Float32[np.ndarray, " B"]]
-    weights: dict[str, float]
-    missing: dict[str, int]
-    failed: dict[str, int]
-
-    @property
-    def accuracy(self) -> Float32[np.ndarray, " B"]:
-        """[B] the accuracy component, which no weight or other reward touches."""
-        return self.components["accuracy"]
-
-    def metrics(self) -> dict[str, float]:
-        """Mean and population standard deviation of the total and of each component over the rows that have them, and
-        the counts of missing and failed rows."""
-        metrics = {}
-        for name, values in {"total": self.total, **self.components}.items():
-            present = values[~np.isnan(values)].astype(np.float64)
-            metrics[f"{name}/mean"] = float(present.mean()) if present.size else math.nan
-            metrics[f"{name}/std"] = float(present.std()) if present.size else math.nan
-        for name in self.components:
-            metrics[f"{name}/missing"] = float(self.missing[name])
-            metrics[f"{name}/failed"] = float(self.failed[name])
-        return metrics
+GATE_THRESHOLD = 0.5
+"""The least value of a component at which it opens the gate of another."""
 
 
 class CompositeReward:
@@ -110,6 +38,10 @@ class CompositeReward:
     A reward that does not apply to a row (None or NaN) is left out of the row's sum. A reward that fails must neither
     stop training nor be taken for a 0, which would punish a row for a fault of its judge: the row's total becomes NaN,
     which gives it no advantage and takes it out of its group's statistics.
+
+    The rewards of this package that only read text are judged at once. Those that run programs, and those at a dotted path,
+    are judged in a pool of processes, which starts with the first rows and ends with `close`, with this object, or with the
+    interpreter.
 
     Args:
       config: the rewards; None is `RewardConfig()`.
@@ -123,15 +55,14 @@ class CompositeReward:
 
     def __init__(self, config: RewardConfig | None = None, max_completion_tokens: int | None = None) -> None:
         self.config = config = RewardConfig() if config is None else config
-        self._rewards: dict[str, Reward] = {
-            "accuracy": resolve_reward(config.accuracy),
-            "format": resolve_reward(config.format),
-            "termination": resolve_reward(config.termination),
-        }
+        named = {"accuracy": config.accuracy, "format": config.format, "termination": config.termination}
+        named |= {name: name for name in config.extras}
+        self._rewards: dict[str, Any] = {component: resolve_reward(name, config) for component, name in named.items()}
         self._weights = {
-            "accuracy": 1.0 if config.length is None else 0.0,
+            "accuracy": 1.0,
             "format": config.format_weight,
             "termination": config.termination_weight,
+            **config.extras,
         }
         # The sections scale themselves (factor, penalty, the ends of the cosine), so that their weight is 1.
         if config.overlong is not None:
@@ -141,29 +72,75 @@ class CompositeReward:
                     f"overlong.buffer is {config.overlong.buffer}, but it must be at most {limit}: overlong.limit is null, "
                     "so that the limit is the rollout's max_completion_tokens. Lower it"
                 )
-            self._rewards["overlong"] = overlong_reward(config.overlong, limit)
-            self._weights["overlong"] = 1.0
+            self._add_section("overlong", overlong_reward(config.overlong, limit))
         if config.repetition is not None:
             if max_completion_tokens is not None and config.repetition.ngram > max_completion_tokens:
                 raise ValueError(
                     f"repetition.ngram is {config.repetition.ngram}, but it must be at most {max_completion_tokens}, the "
                     "most tokens of a completion: no shorter one has such an n-gram. Lower it"
                 )
-            self._rewards["repetition_penalty"] = repetition_reward(config.repetition)
-            self._weights["repetition_penalty"] = 1.0
-        for name, weight in config.extras.items():
-            self._rewards[name] = resolve_reward(name)
-            self._weights[name] = weight
+            self._add_section("repetition_penalty", repetition_reward(config.repetition))
         self._length = None
         if config.length is not None:
-            limit = _limit("length", config.length.limit, max_completion_tokens)
-            self._length = cosine_length_reward(config.length, limit)
-            self._weights["length"] = 1.0
+            self._length = cosine_length_reward(config.length, _limit("length", config.length.limit, max_completion_tokens))
+            self._weights |= {"accuracy": 0.0, "length": 1.0}
+        if "accuracy" in config.gates:
+            self._weights |= {"accuracy": 0.0, "gated_accuracy": 1.0}
+        self._weights = {name: self._weights[name] for name in self._order()}
+
+        pool_config = PoolConfig() if config.pool is None else config.pool
+        pooled = {
+            component: name
+            for component, name in named.items()
+            if name not in REWARDS and not isinstance(self._rewards[component], BatchReward)
+        }
+        if config.pool is not None and not pooled:
+            raise ValueError(
+                "pool is given, but it must be null where no reward is judged in a process of its own: those at a dotted "
+                "path are, and those that run programs"
+            )
+        self._pool = None
+        if pooled and pool_config.processes:
+            awaited = frozenset(component for component in pooled if is_awaited(self._rewards[component]))
+            self._pool = RewardPool(pool_config, config, pooled, awaited)
+
+    def _add_section(self, name: str, reward: Any) -> None:
+        self._rewards[name] = reward
+        self._weights[name] = 1.0
+
+    def _order(self) -> list[str]:
+        names = list(self.config.component_names)
+        return [*names, "gated_accuracy"] if "accuracy" in self.config.gates else names
 
     @property
     def weights(self) -> dict[str, float]:
         """The configured weight of every component, which `score` uses unless it is told otherwise."""
         return dict(self._weights)
+
+    @property
+    def pool(self) -> RewardPool | None:
+        """The processes that judge, or None where no reward needs any."""
+        return self._pool
+
+    def check(self) -> None:
+        """Starts a worker of the pool, if there is one, to see that it can build the rewards.
+
+        Raises:
+          ValueError: it cannot.
+        """
+        if self._pool is not None:
+            self._pool.check()
+
+    def close(self) -> None:
+        """Ends the pool; rows can no longer be judged where one is needed."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def score(self, rows: Sequence[RewardInput], weights: Mapping[str, float] | None = None) -> RewardResult:
         """The rewards of `rows`, each judged alone.
@@ -173,30 +150,81 @@ class CompositeReward:
           weights: weights of components, by name, in the place of the configured ones; the others keep theirs.
 
         Raises:
-          ValueError: `weights` names no component of this reward, or has a weight that is not a finite number.
+          ValueError: `weights` names no component of this reward, or has a weight that is not a finite number; or the pool's
+            workers cannot build the rewards.
+        """
+        return self.submit(rows, weights).result()
+
+    def submit(self, rows: Sequence[RewardInput], weights: Mapping[str, float] | None = None) -> PendingRewards:
+        """As `score`, but returns once the rows are handed in: the pool judges them while the caller does other things.
+
+        Waits while the pool has `pool.max_pending` rows before it.
         """
         applied = self._override(weights or {})
-        judged = {name: _judge(name, reward, rows) for name, reward in self._rewards.items()}
+        pending = None if self._pool is None else self._pool.submit(rows)
+        here: dict[str, list[Verdict]] = {}
+        for name, reward in self._rewards.items():
+            if (self._pool is None or name not in self._pool.rewards) and not isinstance(reward, BatchReward):
+                here[name] = [_judged_here(reward, row) for row in rows]
+        return PendingRewards(self, rows, applied, pending, here)
+
+    def combine(
+        self, rows: Sequence[RewardInput], judged: Mapping[str, Sequence[Verdict]], weights: Mapping[str, float]
+    ) -> RewardResult:
+        """The composite of the verdicts of all rewards on `rows`."""
+        verdicts = {name: list(judged[name]) for name in self._order() if name in judged}
         if self._length is not None:
-            accuracy, failed = judged["accuracy"]
-            known = zip(rows, accuracy, strict=True)
-            lengths = [math.nan if math.isnan(value) else self._length(row, value) for row, value in known]
-            judged["length"] = np.array(lengths), failed
+            length = self._length
+            known = zip(rows, verdicts["accuracy"], strict=True)
+            verdicts["length"] = [
+                each if math.isnan(each.value) else Verdict(value=length(row, each.value)) for row, each in known
+            ]
+        values = {name: np.array([each.value for each in column], np.float64) for name, column in verdicts.items()}
+        failed = {name: np.array([each.failure is not None for each in column], bool) for name, column in verdicts.items()}
+        gated = self._pass_gates(values, failed)
+
         total = np.zeros(len(rows))
         applies = np.zeros(len(rows), dtype=bool)
-        components, missing, failures = {}, {}, {}
-        for name, (values, failed) in judged.items():
-            absent = np.isnan(values)
-            total += np.where(absent, 0.0, applied[name] * values)
-            total[failed] = np.nan
+        for name, column in values.items():
+            absent = np.isnan(column)
+            total += np.where(absent, 0.0, weights[name] * column)
+            total[failed[name]] = np.nan
             applies |= ~absent
-            components[name] = values.astype(np.float32)
-            missing[name] = int((absent & ~failed).sum())
-            failures[name] = int(failed.sum())
         total[~applies] = np.nan
+        # A component made of another (length, gated_accuracy) repeats its failures; they are told of once.
+        failures = [
+            RewardFailure(component=name, row=row, failure=each.failure, report=each.report)
+            for name, column in verdicts.items()
+            if name != "length"
+            for row, each in enumerate(column)
+            if each.failure is not None
+        ]
+        _report(rows, failures)
         return RewardResult(
-            total=total.astype(np.float32), components=components, weights=applied, missing=missing, failed=failures
+            total=total.astype(np.float32),
+            components={name: column.astype(np.float32) for name, column in values.items()},
+            weights=dict(weights),
+            missing={name: int((np.isnan(column) & ~failed[name]).sum()) for name, column in values.items()},
+            failed={name: int(failed[name].sum()) for name in values},
+            timed_out={
+                name: sum(each.failure == "timed_out" for each in verdicts[name])
+                for name in ([] if self._pool is None else self._pool.rewards)
+            },
+            gated=gated,
+            failures=tuple(failures),
         )
+
+    def _pass_gates(self, values: dict[str, np.ndarray], failed: dict[str, np.ndarray]) -> dict[str, int]:
+        """Sets what its gate shuts out to 0, in place; returns how many rows of each that were."""
+        raw, gated = dict(values), {}
+        for name, gate in self.config.gates.items():
+            target = "gated_accuracy" if name == "accuracy" else name
+            # A gate that is missing (NaN) is shut, for the comparison is false.
+            shut = ~(raw[gate] >= GATE_THRESHOLD) & ~np.isnan(raw[name])
+            values[target] = np.where(shut, 0.0, raw[name])
+            failed[target] = failed[name] | failed[gate]
+            gated[target] = int(shut.sum())
+        return gated
 
     def _override(self, weights: Mapping[str, float]) -> dict[str, float]:
         for name, weight in weights.items():
@@ -208,6 +236,65 @@ class CompositeReward:
             if not math.isfinite(weight):
                 raise ValueError(f"weights[{name!r}] is {weight}, but it must be a finite number")
         return {name: float(weights.get(name, weight)) for name, weight in self._weights.items()}
+
+
+class PendingRewards:
+    """Rewards to come, of rows that were handed in together."""
+
+    def __init__(
+        self,
+        reward: CompositeReward,
+        rows: Sequence[RewardInput],
+        weights: Mapping[str, float],
+        pending: PendingVerdicts | None,
+        judged: dict[str, list[Verdict]],
+    ) -> None:
+        self.rows = rows
+        self._reward, self._weights, self._pending, self._judged = reward, weights, pending, judged
+
+    def result(self) -> RewardResult:
+        """The rewards, once all are there; rewards of whole batches are judged now.
+
+        Raises:
+          ValueError: the pool's workers cannot build the rewards.
+          PoolClosed: the pool was closed before.
+        """
+        judged = dict(self._judged)
+        for name, reward in self._reward._rewards.items():
+            if isinstance(reward, BatchReward):
+                judged[name] = _judged_together(reward, self.rows)
+        if self._pending is not None:
+            judged |= self._pending.result()
+        return self._reward.combine(self.rows, judged, self._weights)
+
+
+def _judged_here(reward: Any, row: RewardInput) -> Verdict:
+    if is_awaited(reward):
+        return asyncio.run(awaited_verdict(reward, row, None))
+    return verdict(reward, row)
+
+
+def _judged_together(reward: BatchReward, rows: Sequence[RewardInput]) -> list[Verdict]:
+    try:
+        values = list(reward.judge_batch(rows)) if rows else []
+        if len(values) != len(rows):
+            raise ValueError(f"judge_batch returned {len(values)} rewards for {len(rows)} rows; it must return one for each")
+    except Exception as error:
+        return [raised(error)] * len(rows)
+    return [verdict_of_value(value) for value in values]
+
+
+def _report(rows: Sequence[RewardInput], failures: Sequence[RewardFailure]) -> None:
+    """One report a batch and reward: one that fails on every row would bury the log."""
+    by_component: dict[str, list[RewardFailure]] = {}
+    for failure in failures:
+        by_component.setdefault(failure.component, []).append(failure)
+    for name, those in by_component.items():
+        first = those[0]
+        what = first.failure.replace("_", " ")
+        _log.warning("reward %r %s on row %d, %.2000r: %s", name, what, first.row, rows[first.row], first.report)
+        if len(those) > 1:
+            _log.warning("reward %r failed on %d of %d rows", name, len(those), len(rows))
 
 
 def _limit(section: str, limit: int | None, max_completion_tokens: int | None) -> int:
@@ -225,24 +312,3 @@ def _limit(section: str, limit: int | None, max_completion_tokens: int | None) -
             "rollout: no completion gets longer. Lower it, or leave it null to take that number"
         )
     return limit
-
-
-def _judge(name: str, reward: Reward, rows: Sequence[RewardInput]) -> tuple[np.ndarray, np.ndarray]:
-    """(values [B], NaN where missing; failed [B])."""
-    values = np.full(len(rows), np.nan)
-    failed = np.zeros(len(rows), dtype=bool)
-    for index, row in enumerate(rows):
-        try:
-            value = reward(row)
-            values[index] = math.nan if value is None else float(value)
-            if math.isinf(values[index]):
-                raise ValueError(f"a reward is a finite number, None or NaN; got {value}")
-        except Exception as error:
-            values[index] = math.nan
-            # One report a batch: a reward that fails on every row would bury the log.
-            if not failed.any():
-                _log.warning("reward %r failed on row %d, %.2000r", name, index, row, exc_info=error)
-            failed[index] = True
-    if failed.sum() > 1:
-        _log.warning("reward %r failed on %d of %d rows", name, failed.sum(), len(rows))
-    return values, failed

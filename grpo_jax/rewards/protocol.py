@@ -1,8 +1,8 @@
-"""What a reward is: a function of one judged row."""
+"""What a reward is: a function of one judged row, or a judge of a whole batch."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
 
 End = Literal["eos", "length"]
 """How a completion ended: by an eos token, or because it reached the length limit."""
@@ -31,3 +31,18 @@ class RewardInput:
 
 Reward = Callable[[RewardInput], float | None]
 """Judges one row. None or NaN says that the reward does not apply to it."""
+
+AsyncReward = Callable[[RewardInput], Awaitable[float | None]]
+"""The same, awaited: for rewards that wait for others, a server for example. Those of many rows wait together."""
+
+
+@runtime_checkable
+class BatchReward(Protocol):
+    """Judges all rows of a batch at once, in the trainer's process, where the devices are: the place of a trained judge.
+
+    It has no time limit, for nothing can end it but the trainer.
+    """
+
+    def judge_batch(self, rows: Sequence[RewardInput]) -> Sequence[float | None]:
+        """The reward of each row, in order; None or NaN where it does not apply."""
+        ...

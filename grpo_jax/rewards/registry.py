@@ -1,13 +1,19 @@
 """The table of rewards, and how a name or a dotted path becomes one."""
 
+from __future__ import annotations
+
 import difflib
 import pkgutil
+from typing import TYPE_CHECKING, Any
 
-from grpo_jax.rewards.accuracy import accuracy_reward
-from grpo_jax.rewards.answers import EXTRACTORS
 from grpo_jax.rewards.format import boxed_once, format_reward, hash_mark_once
-from grpo_jax.rewards.protocol import Reward
+from grpo_jax.rewards.mathematics.accuracy import accuracy_reward
+from grpo_jax.rewards.mathematics.answers import EXTRACTORS
+from grpo_jax.rewards.protocol import BatchReward, Reward
 from grpo_jax.rewards.termination import ended, ended_after
+
+if TYPE_CHECKING:
+    from grpo_jax.rewards.config import RewardConfig
 
 REWARDS: dict[str, Reward] = {
     # accuracy: where the answer is looked for
@@ -42,19 +48,28 @@ def check_name(field: str, name: str) -> None:
     )
 
 
-def resolve_reward(name: str) -> Reward:
-    """The reward called `name` in `REWARDS`, or the function at dotted path "package.module:function".
+def resolve_reward(name: str, config: RewardConfig | None = None) -> Any:
+    """The reward called `name`, or what the dotted path "package.module:name" leads to.
+
+    Args:
+      name: a name of `REWARDS`, or a dotted path.
+      config: whose sections say how a reward is built that has one.
+
+    Returns:
+      A `Reward`, an `AsyncReward` or a `BatchReward`.
 
     Raises:
-      ValueError: the name is unknown, or the path leads to nothing that can be called.
+      ValueError: the name is unknown, or the path leads to nothing that judges.
     """
     check_name("reward", name)
     if name in REWARDS:
         return REWARDS[name]
     try:
         reward = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"reward {name!r} cannot be loaded: {error}; is its module importable from here?") from error
-    if not callable(reward):
+    except Exception as error:  # importing a module runs it
+        raise ValueError(
+            f"reward {name!r} cannot be loaded: {type(error).__name__}: {error}; is its module importable from here?"
+        ) from error
+    if not callable(reward) and not isinstance(reward, BatchReward):
         raise ValueError(f"reward {name!r} is a {type(reward).__name__}, not a function of a RewardInput")
     return reward

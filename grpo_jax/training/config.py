@@ -16,7 +16,7 @@ from grpo_jax.parallel import MeshShape
 from grpo_jax.rewards import RewardConfig
 from grpo_jax.training.monitor import MonitorConfig, parse_actions
 from grpo_jax.training.optimizer import OptimizerConfig
-from grpo_jax.training.schedules import SchedulesConfig
+from grpo_jax.training.schedules import EXTRAS, SchedulesConfig
 from grpo_jax.training.validation import require as _require
 
 
@@ -245,13 +245,17 @@ class RolloutConfig:
     Attributes:
         max_completion_tokens: The most tokens sampled for a row; a row that has not ended by then ends by length.
         sampler: The distribution that tokens are drawn from; log-probs are scored at its temperature.
+        chunks: Parts that a step's groups are sampled in, one after the other: the completions of one are judged while the
+            next is sampled. It changes no completion.
     """
 
     max_completion_tokens: int = 96
     sampler: SamplerConfig = dataclasses.field(default_factory=SamplerConfig)
+    chunks: int = 1
 
     def __post_init__(self) -> None:
         _require(self.max_completion_tokens >= 1, "max_completion_tokens", self.max_completion_tokens, "at least 1")
+        _require(self.chunks >= 1, "chunks", self.chunks, "at least 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -391,6 +395,7 @@ class RunConfig:
             "format_weight": self.rewards.format_weight,
             "termination_weight": self.rewards.termination_weight,
             "entropy_coef": self.grpo.entropy_coef or 0.0,
+            **{EXTRAS + name: weight for name, weight in self.rewards.extras.items()},
         }
 
     @property

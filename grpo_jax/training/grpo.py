@@ -23,6 +23,7 @@ from grpo_jax.training.replay import add_groups, stored_groups, take_groups
 from grpo_jax.training.rollouts import Filled, JudgedRollout, sample, sample_and_refill
 from grpo_jax.training.rows import Rows, dealt, join, live_first, place_rows, rows_of_groups
 from grpo_jax.training.samples import Sample
+from grpo_jax.training.schedules import EXTRAS
 from grpo_jax.training.state import StepConfig, TrainState
 from grpo_jax.training.step_metrics import over_updates, rollout_metrics
 from grpo_jax.training.steps import GRPOBatch, grpo_step, score
@@ -155,7 +156,11 @@ def _sampled(
     config = experiment.config
     how: dict[str, Any] = {
         "sampler": controls.sampler(config),
-        "weights": {"format": values["format_weight"], "termination": values["termination_weight"]},
+        "weights": {
+            "format": values["format_weight"],
+            "termination": values["termination_weight"],
+            **{name.removeprefix(EXTRAS): value for name, value in values.items() if name.startswith(EXTRAS)},
+        },
         "updates": updates,
         "clock": clock,
     }

@@ -22,6 +22,7 @@ from grpo_jax.training.compile_clock import CompileClock
 from grpo_jax.training.config import RunConfig
 from grpo_jax.training.controls import Controls
 from grpo_jax.training.experiment import Experiment, build_experiment
+from grpo_jax.training.failure_log import append_failures, failure_records, remove_failures_after
 from grpo_jax.training.grpo import grpo_iteration, read_samples
 from grpo_jax.training.interruption import Interruption
 from grpo_jax.training.memory import memory_metrics
@@ -65,9 +66,11 @@ def train(config: RunConfig, *, resume: bool = False) -> Summary:
         note = ensure_devices(config.mesh_shape, config.hosts)
         with together():
             experiment = build_experiment(config if is_first() else _silent(config))
+            experiment.reward.check()
     except (ValueError, FileNotFoundError) as error:
         raise ConfigError(str(error)) from error
     with contextlib.ExitStack() as stack:
+        stack.callback(experiment.reward.close)
         directory = stack.enter_context(open_run(config, resume=resume))
         shown_on = None if is_first() else stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
         progress = stack.enter_context(Progress(shown_on))
@@ -237,6 +240,7 @@ class _Run:
         if is_first():
             remove_samples_after(self.directory.samples, step)
             remove_alarms_after(self.directory.alarms, step)
+            remove_failures_after(self.directory.reward_failures, step)
 
     def _begin_grpo(self) -> None:
         """A new optimizer for the policy, and a frozen copy of it as the reference."""
@@ -356,6 +360,9 @@ class _Run:
             self.progress.step(step, record)
             if config.grpo.kl.refresh_every and step % config.grpo.kl.refresh_every == 0:
                 self._refresh_reference()
+            if is_first():
+                failures = failure_records(step, outcome.sampled.results, outcome.sampled.inputs)
+                append_failures(self.directory.reward_failures, failures)
             every = config.logging.samples_every
             if every and (step % every == 0 or step == 1):
                 samples = read_samples(experiment, outcome, config.logging.samples_groups)

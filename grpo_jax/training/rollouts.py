@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from grpo_jax.data import CurriculumState, Problem, pad_rows, sample_problems
-from grpo_jax.evaluation import judge
+from grpo_jax.evaluation import begin_judging
 from grpo_jax.generation import END_LENGTH, Rollout, SamplerConfig, rollout, row_keys
 from grpo_jax.parallel import to_host
-from grpo_jax.rewards import RewardInput, RewardResult
+from grpo_jax.rewards import RewardInput, RewardResult, joined_results
 from grpo_jax.training.experiment import Experiment
 from grpo_jax.training.phase_clock import PhaseClock
 from grpo_jax.training.rows import Rows, join, rows_of_groups
@@ -74,7 +74,7 @@ def sample(
     attempt: int = 0,
     seen: Collection[str] = (),
 ) -> JudgedRollout:
-    """One rollout of a step, judged.
+    """One rollout of a step, judged; chunk by chunk, so that the completions of one are judged while the next is sampled.
 
     Args:
       experiment: the parts of the run.
@@ -90,24 +90,37 @@ def sample(
     """
     config = experiment.config
     problems = _problems(experiment, curriculum, step, attempt, seen)
-    with clock("rollout") as results:
-        sampled = _rollout(experiment, params, problems, step, sampler, attempt)
-        results.append(sampled)
+    chunks = range(config.rollout.chunks)
+    groups = np.split(np.arange(config.grpo.prompts), config.rollout.chunks)
+    on_host: list[Rollout] = []
+    judgings = []
+    with clock("rollout"):
+        # Sampled in the background from here on: only reading a chunk waits for it.
+        ahead = _rollout(experiment, params, problems, groups[0], step, sampler, attempt)
+    for number in chunks:
+        with clock("rollout"):
+            sampled = ahead
+            if number + 1 in chunks:
+                ahead = _rollout(experiment, params, problems, groups[number + 1], step, sampler, attempt)
+            on_host.append(to_host(sampled))
+        with clock("reward"):
+            by_row = [problems[group] for group in groups[number] for _ in range(config.grpo.group_size)]
+            judgings.append(begin_judging(experiment.reward, experiment.template, by_row, on_host[-1], weights=weights))
     with clock("reward"):
-        by_row = [problem for problem in problems for _ in range(config.grpo.group_size)]
-        on_host = to_host(sampled)
-        rewards, inputs = judge(experiment.reward, experiment.template, by_row, on_host, weights=weights)
+        results = [judging.result() for judging in judgings]
+    rewards = joined_results(results)
     rows = Rows(
-        tokens=np.asarray(on_host.tokens),
-        prompt_lengths=np.asarray(on_host.prompt_lengths),
-        lengths=np.asarray(on_host.lengths),
-        truncated=np.asarray(on_host.ends) == END_LENGTH,
-        sampler_logprobs=np.asarray(on_host.logprobs),
-        old_logprobs=np.zeros(on_host.tokens.shape, np.float32),
-        version=np.full(len(by_row), updates, np.int32),
+        tokens=np.concatenate([part.tokens for part in on_host]),
+        prompt_lengths=np.concatenate([part.prompt_lengths for part in on_host]),
+        lengths=np.concatenate([part.lengths for part in on_host]),
+        truncated=np.concatenate([np.asarray(part.ends) == END_LENGTH for part in on_host]),
+        sampler_logprobs=np.concatenate([part.logprobs for part in on_host]),
+        old_logprobs=np.zeros((config.grpo.rows, on_host[0].tokens.shape[1]), np.float32),
+        version=np.full(config.grpo.rows, updates, np.int32),
         reward=rewards.total,
         components=rewards.components,
     )
+    inputs = [row for judging in judgings for row in judging.inputs]
     return JudgedRollout(rows=rows, problems=problems, inputs=inputs, results=[rewards])
 
 
@@ -131,11 +144,18 @@ def _problems(
 
 
 def _rollout(
-    experiment: Experiment, params: Params, problems: Sequence[Problem], step: int, sampler: SamplerConfig, attempt: int
+    experiment: Experiment,
+    params: Params,
+    problems: Sequence[Problem],
+    groups: Int[np.ndarray, " P"],
+    step: int,
+    sampler: SamplerConfig,
+    attempt: int,
 ) -> Rollout:
+    """Completions of the problems of these groups; which groups are sampled together changes none of them."""
     config, template = experiment.config, experiment.template
     prompts, prompt_lengths = pad_rows(
-        [template.encode_prompt(problem) for problem in problems],
+        [template.encode_prompt(problems[group]) for group in groups],
         config.data.max_prompt_tokens,
         experiment.policy.tokenizer.pad_id,
     )
@@ -144,7 +164,7 @@ def _rollout(
         params,
         prompts,
         prompt_lengths,
-        row_keys(config.seed, step, attempt * config.grpo.rows + np.arange(config.grpo.rows)),
+        row_keys(config.seed, step, attempt * config.grpo.rows + rows_of_groups(groups, config.grpo.group_size)),
         max_completion=config.rollout.max_completion_tokens,
         sampler=sampler,
         stop_ids=experiment.policy.tokenizer.eos_ids,

@@ -179,6 +179,12 @@ def _check_rows(config: RunConfig) -> None:
             f"{config.mesh!r}): every device takes equally many rows. The nearest that fit are "
             f"{_neighbours(rows, parts)}",
         )
+    chunks, prompts = config.rollout.chunks, grpo.prompts
+    _refuse_unless(
+        grpo.steps == 0 or (prompts % chunks == 0 and grpo.rows // chunks % shards == 0),
+        f"rollout.chunks is {chunks}, but it must divide grpo.prompts, {prompts}, into equal parts whose rows the {shards} "
+        f"row shards of mesh {config.mesh!r} share equally. Lower it to a divisor, or to 1",
+    )
 
 
 def _neighbours(rows: int, parts: int) -> str:

@@ -14,7 +14,6 @@ from grpo_jax.checkpoint.atomic import atomic_write
 from grpo_jax.parallel import is_first, together
 from grpo_jax.training import configfile, schema
 from grpo_jax.training.config import RunConfig
-from grpo_jax.training.schedules import QUANTITIES
 from grpo_jax.training.schema import ConfigError
 
 # What may differ when a run goes on. None of it changes what is computed, rounding apart, except grpo.steps, which
@@ -34,6 +33,8 @@ MAY_CHANGE = (
     "model.scan_unroll",
     "monitor",
     "on_alarm",
+    "rewards.pool",
+    "rollout.chunks",
     "run_dir",
     "sft.microbatches",
 )
@@ -60,6 +61,10 @@ class RunDirectory:
     @property
     def alarms(self) -> Path:
         return self.path / "alarms.jsonl"
+
+    @property
+    def reward_failures(self) -> Path:
+        return self.path / "reward_failures.jsonl"
 
     @property
     def summary(self) -> Path:
@@ -176,8 +181,7 @@ def check_continues(saved: RunConfig, config: RunConfig) -> None:
             f"evaluation.every is {config.evaluation.every}, but the run to resume has {saved.evaluation.every}, and its "
             "curriculum advances on these tests. Keep it, or begin another run with another --run_dir"
         )
-    for name in QUANTITIES if "grpo.steps" in changed else ():
-        schedule = getattr(config.schedules, name)
+    for name, schedule in config.schedules.by_name() if "grpo.steps" in changed else ():
         if schedule.kind in ("linear", "cosine") and schedule.steps is None:
             raise ConfigError(
                 f"grpo.steps is {config.grpo.steps}, but the run to resume has {saved.grpo.steps}, and "
@@ -244,7 +248,7 @@ def _begin(directory: RunDirectory, name: str, resume: bool) -> None:
             "another directory with --run_dir"
         )
     own = {directory.lock, directory.config, directory.metrics, directory.alarms, directory.summary}
-    own |= {directory.samples, directory.plots, directory.tensorboard, directory.checkpoints}
+    own |= {directory.reward_failures, directory.samples, directory.plots, directory.tensorboard, directory.checkpoints}
     # A temporary file is what atomic_write leaves behind when it is killed.
     strangers = [
         entry.name
@@ -258,7 +262,7 @@ def _begin(directory: RunDirectory, name: str, resume: bool) -> None:
             f"run_dir is {name!r}, but it holds other files than a run's: {', '.join(sorted(strangers)[:5])}. Choose "
             "an empty or new directory with --run_dir"
         )
-    for file in (directory.metrics, directory.alarms, directory.summary):
+    for file in (directory.metrics, directory.alarms, directory.reward_failures, directory.summary):
         file.unlink(missing_ok=True)
     for folder in (directory.samples, directory.plots, directory.tensorboard, directory.checkpoints):
         if folder.is_dir():

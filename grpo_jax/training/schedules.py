@@ -1,4 +1,4 @@
-"""The schedules of a run: β, the entropy coefficient, and the weights λ of format and termination.
+"""The schedules of a run: β, the entropy coefficient, and the weights λ of rewards.
 
 A schedule is a function of the GRPO step; a controller also follows what the steps measured (schedule_kinds.py). A step
 reads `scheduled_values`, trains with them, and hands what it measured to `advance_schedules`.
@@ -13,6 +13,7 @@ from grpo_jax.training.schedule_kinds import KINDS, KL_ERROR_CLIP, Memory, Sched
 from grpo_jax.training.validation import require as _require
 
 __all__ = [
+    "EXTRAS",
     "QUANTITIES",
     "Quantity",
     "ScheduleState",
@@ -21,6 +22,7 @@ __all__ = [
     "check_schedules",
     "initial_schedules",
     "needs",
+    "quantity_of",
     "raise_value",
     "scheduled_values",
 ]
@@ -38,16 +40,18 @@ class SchedulesConfig:
         format_weight: The schedule of rewards.format_weight: constant, linear, cosine or saturation.
         termination_weight: The schedule of rewards.termination_weight: constant, linear, cosine or saturation.
         entropy_coef: The schedule of grpo.entropy_coef: constant, linear, cosine or entropy_target.
+        extras: The schedules of weights of rewards.extras, by the same names: constant, linear or cosine.
     """
 
     kl_coef: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
     format_weight: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
     termination_weight: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
     entropy_coef: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
+    extras: Mapping[str, ScheduleConfig] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, quantity in QUANTITIES.items():
-            schedule: ScheduleConfig = getattr(self, name)
+        for name, schedule in self.by_name():
+            quantity = quantity_of(name)
             _require(schedule.kind in quantity.kinds, f"{name}.kind", schedule.kind, f"one of {', '.join(quantity.kinds)}")
             _require(
                 schedule.end is None or schedule.end >= quantity.least,
@@ -55,6 +59,13 @@ class SchedulesConfig:
                 schedule.end,
                 f"{quantity.least:g} or more, like {quantity.key} itself",
             )
+
+    def by_name(self) -> Iterator[tuple[str, ScheduleConfig]]:
+        """Each schedule with the name of what it moves: one of `QUANTITIES`, or `extras.` and the name of a reward."""
+        for name in QUANTITIES:
+            yield name, getattr(self, name)
+        for name, schedule in self.extras.items():
+            yield EXTRAS + name, schedule
 
 
 class Quantity(NamedTuple):
@@ -74,6 +85,9 @@ class Quantity(NamedTuple):
     least: float
 
 
+EXTRAS = "extras."
+"""What the names of the weights of `rewards.extras` begin with."""
+
 _BY_STEP = ("constant", "linear", "cosine")
 
 QUANTITIES: dict[str, Quantity] = {
@@ -84,10 +98,17 @@ QUANTITIES: dict[str, Quantity] = {
 }
 
 
+def quantity_of(name: str) -> Quantity:
+    """What a schedule of this name moves."""
+    if name.startswith(EXTRAS):
+        return Quantity(f"rewards.{name}", _BY_STEP, "", -math.inf)
+    return QUANTITIES[name]
+
+
 def initial_schedules(config: SchedulesConfig, bases: Mapping[str, float]) -> ScheduleState:
     """The state before the first step, from the base value of each quantity."""
     return {
-        name: {"multiplier": 1.0, **KINDS[schedule.kind].start(float(bases[name]))} for name, schedule in _schedules(config)
+        name: {"multiplier": 1.0, **KINDS[schedule.kind].start(float(bases[name]))} for name, schedule in config.by_name()
     }
 
 
@@ -104,7 +125,7 @@ def scheduled_values(
         total_steps: GRPO steps of the phase.
     """
     values = {}
-    for name, schedule in _schedules(config):
+    for name, schedule in config.by_name():
         entry = state[name]
         value = KINDS[schedule.kind].value(schedule.options, float(bases[name]), entry, step, total_steps)
         values[name] = entry["multiplier"] * value
@@ -131,8 +152,8 @@ def advance_schedules(
         _require(name in known, "measured", name, f"one of {', '.join(known)}")
     _check_rows(config, rows)
     after = {}
-    for name, schedule in _schedules(config):
-        advance, value = KINDS[schedule.kind].advance, measured.get(QUANTITIES[name].measured)
+    for name, schedule in config.by_name():
+        advance, value = KINDS[schedule.kind].advance, measured.get(quantity_of(name).measured)
         after[name] = dict(state[name])
         if advance is not None and value is not None and math.isfinite(value):
             after[name] |= advance(schedule.options, state[name], float(value), rows)
@@ -156,7 +177,7 @@ def raise_value(state: ScheduleState, quantity: str, factor: float) -> ScheduleS
 
 def needs(config: SchedulesConfig) -> set[str]:
     """The names of the measurements that the controllers follow: a part of kl, format, termination, entropy."""
-    return {QUANTITIES[name].measured for name, schedule in _schedules(config) if KINDS[schedule.kind].advance is not None}
+    return {quantity_of(name).measured for name, schedule in config.by_name() if KINDS[schedule.kind].advance is not None}
 
 
 def check_schedules(config: SchedulesConfig, bases: Mapping[str, float], total_steps: int, rows: int | None = None) -> None:
@@ -173,8 +194,16 @@ def check_schedules(config: SchedulesConfig, bases: Mapping[str, float], total_s
     """
     if total_steps == 0:
         return
-    for name, schedule in _schedules(config):
-        key, base = f"schedules.{name}", float(bases[name])
+    extras = ", ".join(name.removeprefix(EXTRAS) for name in bases if name.startswith(EXTRAS))
+    for name, schedule in config.by_name():
+        key = f"schedules.{name}"
+        _require(
+            name in bases,
+            "schedules.extras",
+            name.removeprefix(EXTRAS),
+            f"the name of a reward of rewards.extras: {extras or 'there is none'}",
+        )
+        base = float(bases[name])
         _require(
             name != "kl_coef" or base > 0.0 or schedule.kind == "constant",
             f"{key}.kind",
@@ -183,7 +212,7 @@ def check_schedules(config: SchedulesConfig, bases: Mapping[str, float], total_s
             "nor be steered, and a product never leaves 0. Set grpo.kl_coef above 0",
         )
         for option, value, rule in KINDS[schedule.kind].check(schedule.options, base, total_steps):
-            _require(False, f"{key}.{option}", value, f"{rule} ({QUANTITIES[name].key} is the base)")
+            _require(False, f"{key}.{option}", value, f"{rule} ({quantity_of(name).key} is the base)")
     if rows is not None:
         _check_rows(config, rows)
 
@@ -200,8 +229,3 @@ def _check_rows(config: SchedulesConfig, rows: int) -> None:
             horizon,
             f"above {KL_ERROR_CLIP:g} · {rows} completions of a step: one step would take β to 0 or below",
         )
-
-
-def _schedules(config: SchedulesConfig) -> Iterator[tuple[str, ScheduleConfig]]:
-    for name in QUANTITIES:
-        yield name, getattr(config, name)

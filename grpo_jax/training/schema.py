@@ -307,6 +307,10 @@ def _built_value(annotation: Any, value: Any, default: Any, path: str) -> Any:
             items = [arguments[0]] * len(value) if kind is list or arguments[-1] is Ellipsis else list(arguments)
             pairs = enumerate(zip(items, value, strict=True))
             return kind(_built_value(item, each, dataclasses.MISSING, f"{path}[{i}]") for i, (item, each) in pairs)
+        if kind is not None and not _is_literal(member) and issubclass(kind, Mapping) and isinstance(value, Mapping):
+            return {
+                key: _built_value(arguments[1], each, dataclasses.MISSING, f"{path}.{key}") for key, each in value.items()
+            }
     return value
 
 

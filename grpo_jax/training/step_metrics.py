@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from grpo_jax.objectives import group_advantages
-from grpo_jax.rewards import RewardResult, ngram_repetition
+from grpo_jax.rewards import joined_results, ngram_repetition
 from grpo_jax.training.config import RunConfig
 from grpo_jax.training.rollouts import JudgedRollout
 from grpo_jax.training.rows import Rows
@@ -44,17 +44,6 @@ def rollout_metrics(config: RunConfig, sampled: JudgedRollout) -> dict[str, Any]
         ),
         "completion_tokens": int(rows.completion_lengths.sum()),
     }
-
-
-def joined_results(results: Sequence[RewardResult]) -> RewardResult:
-    """The result of all rows of several rollouts that were judged with the same weights."""
-    return RewardResult(
-        total=np.concatenate([result.total for result in results]),
-        components={name: np.concatenate([result.components[name] for result in results]) for name in results[0].components},
-        weights=results[0].weights,
-        missing={name: sum(result.missing[name] for result in results) for name in results[0].missing},
-        failed={name: sum(result.failed[name] for result in results) for name in results[0].failed},
-    )
 
 
 def _stage_accuracy(sampled: JudgedRollout, group_size: int) -> dict[str, float]:

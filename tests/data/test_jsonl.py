@@ -1,5 +1,6 @@
 """Tasks from JSON-lines files: fields, the split, and errors that name file and line."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from grpo_jax.data import CharacterTokenizer, FiniteTask, JsonlTask, Problem, PromptTemplate, jsonl_task
+from grpo_jax.data import CharacterTokenizer, FiniteTask, JsonlTask, Problem, PromptTemplate, fingerprint, jsonl_task
 
 
 def write(path, rows):
@@ -205,3 +206,69 @@ def test_dropping_every_problem_is_an_error_that_says_how_long_they_are():
     task = JsonlTask([problem("aaa")], [problem("b")], source="test")
     with pytest.raises(ValueError, match=r"no train problem .* fits a prompt of 3 tokens.*shortest prompt has 3 tokens"):
         task.limit_length(TEMPLATE, max_prompt=3)
+
+
+def test_metadata_keeps_the_types_of_json(tmp_path):
+    path = tmp_path / "p.jsonl"
+    record = '{"question": "%s", "answer": 1, "tests": ["a", 2, 2.50, true, null, {"x": [1e2]}], "n": 3, "name": "f"}\n'
+    path.write_text(record % "a" + record % "b")
+    task = jsonl_task(path=str(path), metadata=["tests", "n", "name"])
+    metadata = task.train_problem("all", 0).metadata
+    assert metadata == {"tests": ["a", 2, 2.5, True, None, {"x": [100.0]}], "n": 3, "name": "f"}
+    assert json.loads(json.dumps(metadata)) == metadata
+    assert [type(value) for value in metadata["tests"]] == [str, int, float, bool, type(None), dict]
+    assert jsonl_task(path=str(path)).train_problem("all", 0).metadata == {}
+
+
+def test_metadata_can_be_given_the_names_that_the_reward_reads(tmp_path):
+    path = write(tmp_path / "p.jsonl", [{"question": f"q{i}", "answer": 1, "test": "t", "prompt": " p"} for i in range(3)])
+    task = jsonl_task(path=path, metadata={"tests": "test", "preamble": "prompt"})
+    assert task.train_problem("all", 0).metadata == {"tests": "t", "preamble": " p"}
+
+
+def test_without_an_answer_field_the_reference_is_empty(tmp_path):
+    path = write(tmp_path / "p.jsonl", [{"question": f"q{i}", "tests": "t"} for i in range(3)])
+    assert jsonl_task(path=path, answer=None, metadata=["tests"]).train_problem("all", 0).answer == ""
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ('{"question": "c", "answer": 1}', r"p\.jsonl:2: metadata names the field 'tests'; this row has \['answer', 'quest"),
+        ('{"question": "c", "answer": 1, "tests": [1e400]}', r"p\.jsonl:2: field 'tests' is metadata, .* finite numbers"),
+    ],
+)
+def test_metadata_that_is_missing_or_no_json_is_named_with_its_line(tmp_path, record, message):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"question": "a", "answer": 1, "tests": null}\n' + record + "\n")
+    with pytest.raises(ValueError, match=message):
+        jsonl_task(path=str(path), metadata=["tests"])
+
+
+def test_metadata_is_part_of_the_fingerprint(tmp_path):
+    def task(tests):
+        path = write(tmp_path / "p.jsonl", [{"question": f"q{i}", "answer": 1, "tests": tests} for i in range(3)])
+        return jsonl_task(path=path, metadata=["tests"])
+
+    assert fingerprint(task("a")) != fingerprint(task("b"))
+
+
+@pytest.mark.parametrize("metadata", ["tests", [""], ["a", "a"], {"a": ""}, {"": "a"}, [3]])
+def test_impossible_metadata_is_refused_by_name(tmp_path, metadata):
+    with pytest.raises(ValueError, match="metadata is"):
+        jsonl_task(path=write(tmp_path / "p.jsonl", rows(3)), metadata=metadata)
+
+
+def test_a_packed_file_gives_the_problems_of_the_plain_one(tmp_path):
+    plain = write(tmp_path / "p.jsonl", rows(30))
+    packed = tmp_path / "p.jsonl.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "p.jsonl").read_bytes()))
+    assert fingerprint(jsonl_task(path=str(packed))) == fingerprint(jsonl_task(path=plain))
+
+
+@pytest.mark.parametrize("content", [b"{}", gzip.compress(b'{"question": "a", "answer": 1}' * 99)[:-9], b""])
+def test_a_packed_file_that_is_broken_is_named(tmp_path, content):
+    path = tmp_path / "p.jsonl.gz"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"p\.jsonl\.gz"):
+        jsonl_task(path=str(path))

@@ -16,6 +16,7 @@ from grpo_jax.rewards import (
     RewardConfig,
     RewardInput,
     accuracy_reward,
+    joined_results,
     resolve_reward,
 )
 
@@ -370,3 +371,73 @@ def test_ngrams_that_no_completion_is_long_enough_for_are_refused():
     with pytest.raises(ValueError, match=r"repetition\.ngram is 17, but it must be at most 16"):
         CompositeReward(config, 16)
     CompositeReward(config, 17)
+
+
+GATED = RewardConfig(format_weight=0.25, termination_weight=0.5, gates={"format": "accuracy", "termination": "format"})
+
+
+def test_a_gated_component_counts_only_where_its_gate_is_open():
+    result = CompositeReward(GATED).score(ROWS)
+    np.testing.assert_array_equal(result.accuracy, [1, 0, 1, 1, 0])
+    np.testing.assert_array_equal(result.components["format"], [1, 0, 0, 1, 0])  # raw: 1, 1, 0, 1, 0
+    # Gates look at what a component is before its own gate: row 1 has the format, and its termination counts.
+    np.testing.assert_array_equal(result.components["termination"], [1, 1, 0, 0, 0])  # raw: 1, 1, 1, 0, 0
+    np.testing.assert_allclose(result.total, [1.75, 0.5, 1, 1.25, 0])
+    assert result.gated == {"format": 2, "termination": 2}
+    assert result.metrics()["format/gated"] == 2
+
+
+def test_a_gated_accuracy_stands_beside_the_raw_one():
+    result = CompositeReward(RewardConfig(gates={"accuracy": "format"}, format_weight=0, termination_weight=0)).score(ROWS)
+    np.testing.assert_array_equal(result.accuracy, [1, 0, 1, 1, 0])
+    np.testing.assert_array_equal(result.components["gated_accuracy"], [1, 0, 0, 1, 0])
+    np.testing.assert_array_equal(result.total, [1, 0, 0, 1, 0])
+    assert (result.weights["accuracy"], result.weights["gated_accuracy"]) == (0.0, 1.0)
+
+
+def test_a_gate_takes_a_punishment_away_too():
+    config = RewardConfig(overlong=OverlongConfig(buffer=2), gates={"overlong": "accuracy"})
+    result = CompositeReward(config, 4).score([row(ids=(1,) * 4), row("<answer>3</answer>", ids=(1,) * 4)])
+    assert result.components["overlong"].tolist() == [-1, 0]
+
+
+def test_a_gate_that_is_missing_is_shut_and_one_that_failed_makes_the_total_missing():
+    rows = [row(ids=(1, 2)), row(prompt="2*1", ids=(1, 2))]
+    result = CompositeReward(RewardConfig(accuracy="rewards_of_a_user:only_sums", gates={"format": "accuracy"})).score(rows)
+    assert result.components["format"].tolist() == [1, 0]
+    name = "rewards_of_a_user:fails_on_odd"
+    result = CompositeReward(RewardConfig(extras={name: 0.0}, gates={"format": name})).score([row(), row(ids=(1,))])
+    assert np.isnan(result.total).tolist() == [False, True]
+
+
+def test_what_does_not_apply_stays_missing_behind_a_shut_gate():
+    name = "rewards_of_a_user:not_a_number"
+    result = CompositeReward(RewardConfig(format=name, gates={"format": "accuracy"})).score([row(""), row()])
+    assert np.isnan(result.components["format"]).all() and result.gated["format"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gates": {"format": "overlong"}}, "gates has 'overlong', but it must name components"),
+        ({"gates": {"formats": "accuracy"}}, "gates has 'formats'"),
+        ({"gates": {"format": "format"}}, r"gates\['format'\] is 'format', but it must be another"),
+        ({"gates": {"accuracy": "format"}, "length": CosineLengthConfig()}, "Gate length instead"),
+    ],
+)
+def test_impossible_gates_are_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=message):
+        RewardConfig(**options)
+
+
+def test_joined_results_are_the_result_of_all_rows():
+    name = "rewards_of_a_user:fails_on_odd"
+    reward = CompositeReward(RewardConfig(extras={name: 1.0}, gates={"format": "accuracy"}))
+    rows = [*ROWS, row(ids=(1,)), row(reference=""), row(ids=(3,))]
+    whole, joined = reward.score(rows), joined_results([reward.score(rows[:6]), reward.score(rows[6:])])
+    np.testing.assert_array_equal(whole.total, joined.total)
+    for component, values in whole.components.items():
+        np.testing.assert_array_equal(values, joined.components[component])
+    assert [(each.component, each.row) for each in joined.failures] == [(name, 5), (name, 7)]
+    for what in ("weights", "missing", "failed", "timed_out", "gated"):
+        assert getattr(whole, what) == getattr(joined, what)

@@ -51,7 +51,15 @@ from grpo_jax.objectives import (
     grpo_loss,
     select_tokens,
 )
-from grpo_jax.rewards import CompositeReward, CosineLengthConfig, OverlongConfig, RepetitionConfig, RewardConfig, RewardInput
+from grpo_jax.rewards import (
+    CompositeReward,
+    CosineLengthConfig,
+    OverlongConfig,
+    PoolConfig,
+    RepetitionConfig,
+    RewardConfig,
+    RewardInput,
+)
 from grpo_jax.training import schema
 from grpo_jax.training.config import EvaluationConfig, RunConfig
 from grpo_jax.training.experiment import build_experiment
@@ -254,12 +262,15 @@ def rewards() -> None:
         overlong=OverlongConfig(buffer=2, limit=6),
         repetition=RepetitionConfig(ngram=2),
         length=CosineLengthConfig(limit=6),
+        gates={"format": "accuracy"},
+        pool=PoolConfig(workers=1, timeout=60, max_pending=8),
     )
     rows = [
         RewardInput(prompt="1+1", completion=text, reference="2", ids=[1, 1, 1] * tokens, end=end)
         for text, tokens, end in (("<answer>2</answer>", 1, "eos"), ("3", 1, "eos"), ("3", 2, "length"))
     ]
-    CompositeReward(config, 6).score(rows)
+    with CompositeReward(config, 6) as reward:
+        reward.score(rows)
 
 
 def samplers() -> None:

@@ -47,7 +47,7 @@ data: {task: jsonl, path: PATH, options: {solution: solution}, max_prompt_tokens
 sft: {steps: 2, rows: 16}
 grpo: {steps: 2, prompts: 4, group_size: 4, microbatches: 2, optimizer: {learning_rate: 1.0e-2}}
 rollout: {max_completion_tokens: 8}
-rewards: {accuracy: 'test_hosts:parity'}
+rewards: {accuracy: 'test_hosts:parity', pool: {workers: 0}}
 evaluation: {problems: 4, samples: 2, rows: 8}
 checkpoint: {every: 2, keep: 2}
 logging: {samples_every: 2, samples_groups: 2, tensorboard: true, plots: false}

@@ -179,7 +179,7 @@ def length_parity(row) -> float:
 
 @pytest.mark.slow
 def test_several_updates_per_rollout_are_scored_first(tmp_path: Path) -> None:
-    extra = "rewards: {accuracy: 'test_loop:length_parity'}\n"
+    extra = "rewards: {accuracy: 'test_loop:length_parity', pool: {workers: 0}}\n"
     options = ("grpo.updates_per_rollout=2", "grpo.steps=3", "evaluation.every=0")
     config = load(tmp_path, *options, extra=extra)
     train(config)
@@ -199,7 +199,7 @@ def always_right(row) -> float:
 
 
 def test_sequential_curriculum_moves_on_and_survives_resumption(tmp_path: Path) -> None:
-    extra = "rewards: {accuracy: 'test_loop:always_right'}\n"
+    extra = "rewards: {accuracy: 'test_loop:always_right', pool: {workers: 0}}\n"
     options = (
         "data.curriculum.mode=sequential",
         "data.curriculum.advance_at=0.5",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import jax
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import tiny_runs
 from grpo_jax.data.arithmetic import ALPHABET
 from grpo_jax.training.grpo import GRPOOutcome
 from grpo_jax.training.rollouts import informative
+from grpo_jax.training.rules import check
 
 REFILL = ("grpo.groups.dead=refill", "rewards.accuracy=tiny_runs:half_hopeless")
 
@@ -145,3 +148,33 @@ def test_refills_take_problems_that_are_new_to_the_step_while_a_short_list_has_a
     for _ in range(5):
         keys = [problem.key for problem in run.next().sampled.problems]
         assert len(keys) == 12 and len(set(keys)) == 12
+
+
+def test_chunks_change_neither_completions_nor_rewards(tmp_path) -> None:
+    whole = tiny_runs.Steps(tiny_runs.load(tmp_path)).next().sampled
+    for chunks in (2, 4):
+        parts = tiny_runs.Steps(tiny_runs.load(tmp_path, f"rollout.chunks={chunks}")).next().sampled
+        assert parts.problems == whole.problems and parts.inputs == whole.inputs
+        for name, values in whole.rows._asdict().items():
+            jax.tree.map(np.testing.assert_array_equal, getattr(parts.rows, name), values)
+
+
+def test_chunks_are_judged_one_after_the_other(tmp_path) -> None:
+    """The pool judges the rows of a chunk before those of the next, and the results come in the rows' order."""
+    config = tiny_runs.load(tmp_path, "rollout.chunks=4", "rewards.accuracy=test_rollouts:when", "rewards.pool.workers=1")
+    run = tiny_runs.Steps(config)
+    with run.experiment.reward as reward:
+        reward.check()
+        run.next()
+        judged = run.next().sampled.rows.components["accuracy"].reshape(4, 4)
+    assert (judged[1:].min(axis=1) > judged[:-1].max(axis=1)).sum() >= 2, judged  # one may stand where 100 s are full
+
+
+def when(row) -> float:
+    """Seconds since the machine started."""
+    return time.monotonic() % 100  # float32 tells microseconds apart
+
+
+def test_chunks_that_do_not_divide_the_prompts_are_refused(tmp_path) -> None:
+    with pytest.raises(ValueError, match=r"rollout\.chunks is 3, but it must divide grpo.prompts, 4"):
+        check(tiny_runs.load(tmp_path, "rollout.chunks=3"))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import tiny_runs
 
 from grpo_jax.training import schema
 from grpo_jax.training.schedule_kinds import KINDS, ScheduleConfig
@@ -71,7 +72,7 @@ def required(kind: str) -> dict[str, float]:
 
 
 def test_tables_cover_each_other() -> None:
-    assert [field.name for field in dataclasses.fields(SchedulesConfig)] == list(QUANTITIES)
+    assert [field.name for field in dataclasses.fields(SchedulesConfig)] == [*QUANTITIES, "extras"]
     assert {kind for quantity in QUANTITIES.values() for kind in quantity.kinds} == set(KINDS)
     assert {option for kind in KINDS.values() for option in kind.options} == set(OPTIONS)
     described = schema.field_docs(ScheduleConfig)
@@ -430,3 +431,36 @@ def test_too_many_rows_for_the_horizon_are_refused_at_a_step_too() -> None:
     assert advance_schedules(config, state, {"kl": 0.0}, 99)["kl_coef"]["value"] > 0.0
     with pytest.raises(ValueError, match=r"^schedules\.kl_coef\.horizon is 20, but it must be above 0\.2 · 100 completions"):
         advance_schedules(config, state, {"kl": 0.0}, 100)
+
+
+# Weights of further rewards
+
+
+EXTRA = SchedulesConfig(extras={"my.rewards:brevity": ScheduleConfig(kind="linear", end=0.5, steps=4)})
+
+
+def test_the_weight_of_a_further_reward_moves_as_the_others_do() -> None:
+    bases = BASES | {"extras.my.rewards:brevity": 0.1, "extras.eos": 1.0}
+    check_schedules(EXTRA, bases, 8, 8)
+    state = initial_schedules(EXTRA, bases)
+    values = [scheduled_values(EXTRA, bases, state, step, 8)["extras.my.rewards:brevity"] for step in range(6)]
+    np.testing.assert_allclose(values, [0.1, 0.2, 0.3, 0.4, 0.5, 0.5])
+    assert "extras.eos" not in scheduled_values(EXTRA, bases, state, 0, 8)
+    assert advance_schedules(EXTRA, state, {"kl": 0.1}, 8) == state
+
+
+def test_a_schedule_of_no_reward_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"^schedules\.extras is 'my\.rewards:brevity'.*rewards\.extras: eos"):
+        check_schedules(EXTRA, BASES | {"extras.eos": 1.0}, 8)
+    with pytest.raises(ValueError, match=r"^extras\.eos\.kind is 'saturation'"):
+        SchedulesConfig(extras={"eos": ScheduleConfig(kind="saturation")})
+
+
+def test_a_run_file_gives_schedules_of_further_rewards_and_they_reach_the_reward(tmp_path) -> None:
+    given = "schedules.extras={'tiny_runs:short': {kind: linear, end: 1.0, steps: 2}}"
+    run = tiny_runs.Steps(tiny_runs.load(tmp_path, "rewards.extras={'tiny_runs:short': 0.5}", given))
+    assert isinstance(run.config.schedules.extras["tiny_runs:short"], ScheduleConfig)
+    assert schema.built(SchedulesConfig, schema.plain(run.config.schedules)) == run.config.schedules
+    outcomes = [run.next() for _ in range(3)]
+    assert [outcome.metrics["extras.tiny_runs:short"] for outcome in outcomes] == [0.5, 0.75, 1.0]
+    assert [outcome.sampled.results[0].weights["tiny_runs:short"] for outcome in outcomes] == [0.5, 0.75, 1.0]

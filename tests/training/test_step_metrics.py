@@ -31,6 +31,8 @@ def judged(seed: int, stages: list[str], accuracy: list[float] | None = None) ->
         weights=WEIGHTS,
         missing={name: int(np.isnan(values).sum()) for name, values in rows.components.items()},
         failed={"accuracy": 1, "format": 0, "termination": 2},
+        timed_out={},
+        gated={},
     )
     inputs = [
         RewardInput(prompt="", completion="", reference="", ids=tokens[start:stop].tolist(), end="eos")

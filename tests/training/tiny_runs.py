@@ -23,7 +23,7 @@ model: {vocab_size: 26, num_layers: 1, embed_dim: 8, mlp_dim: 8,
 data: {max_prompt_tokens: 12}
 grpo: {steps: 6, prompts: 4, group_size: 4, optimizer: {learning_rate: 3.0e-3}}
 rollout: {max_completion_tokens: 6}
-rewards: {accuracy: 'tiny_runs:parity', format: 'tiny_runs:short', termination: eos}
+rewards: {accuracy: 'tiny_runs:parity', format: 'tiny_runs:short', termination: eos, pool: {workers: 0}}
 evaluation: {problems: 1, samples: 2, rows: 10}
 checkpoint: {every: 3, keep: 9}
 logging: {samples_every: 0, tensorboard: false, plots: false}

@@ -1,8 +1,9 @@
-"""Sympy in a process of its own, which ends when an answer takes too long.
+"""Sympy and math-verify in a process of their own, which ends when an answer takes too long.
 
 Simplification can run for ever, and an integer power inside it holds the interpreter lock, so neither a thread nor a
-signal handler stops it (and handlers run on the main thread only). The system can end a process. It is started from a
-file of its own rather than forked, because the trainer's process has threads, and it imports nothing of the trainer.
+signal handler stops it; handlers run on the main thread only, which is why math-verify's own limits are off. The system
+can end a process. It is started from a file of its own rather than forked, because the trainer's process has threads, and
+it imports nothing of the trainer.
 """
 
 import functools
@@ -18,9 +19,9 @@ import time
 import weakref
 from pathlib import Path
 
-from grpo_jax.rewards.expression import Tree
+from grpo_jax.rewards.mathematics.expression import Tree
 
-_SCRIPT = Path(__file__).with_name("sympy_worker.py")
+_SCRIPT = Path(__file__).with_name("guard_worker.py")
 
 TIME_LIMIT = 2.0
 """Seconds of processor time for one comparison."""
@@ -32,14 +33,26 @@ WALL_FACTOR = 30.0
 _log = logging.getLogger(__name__)
 
 
-class SympyProcess:
-    """One worker process, started at the first question and again after it ended. Thread-safe.
-
-    The worker ends with this object, with the interpreter, or, should the interpreter be killed, by itself: it reads
-    the end of its input, and the system ends it when a question has used its processor time.
+class Budget:
+    """Processor time for all the questions of one answer.
 
     Args:
-      time_limit: seconds of processor time for one comparison.
+      seconds: of the guard's processor time.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+
+class Guard:
+    """One worker process, started at the first question and again after it ended. Thread-safe.
+
+    The worker ends with this object, with the interpreter, or, should the interpreter be killed, by itself: the system
+    kills it with the process whose main thread started it, it reads the end of its input, and the system ends it when a
+    question has used its processor time.
+
+    Args:
+      time_limit: seconds of processor time for one question that brings no budget.
       start_limit: seconds until the worker must be ready.
     """
 
@@ -57,19 +70,38 @@ class SympyProcess:
         """Process id of the worker, None while there is none."""
         return None if self._process is None else self._process.pid
 
-    def equal(self, left: Tree, right: Tree) -> bool:
+    def equal(self, left: Tree, right: Tree, budget: Budget | None = None) -> bool:
         """Whether sympy proves the two trees equal within the time limit; False where it does not.
 
         Raises:
           RuntimeError: the worker cannot be started.
         """
-        question = json.dumps([left, right])
+        return self.prove("equal", left, right, budget)
+
+    def prove(self, claim: str, left: Tree | str, right: Tree | str, budget: Budget | None = None) -> bool:
+        """Whether the worker proves a claim about two trees, or two texts, within the time limit.
+
+        Args:
+          claim: "equal" of trees; "equation" of two differences of the sides of equations, "relation" of two of
+            inequalities of one direction; "latex" of two texts that `screen` lets pass.
+          left: one side.
+          right: the other.
+          budget: what is left of the answer's processor time; what the question takes is taken from it.
+
+        Raises:
+          RuntimeError: the worker cannot be started.
+        """
+        budget = Budget(self.time_limit) if budget is None else budget
+        if budget.seconds <= 0:
+            return False
+        seconds = budget.seconds
+        question = json.dumps([claim, left, right, seconds])
         with self._lock:
             # A worker can have been killed by others (a user, the system out of memory): ask a second one.
             for _ in range(2):
                 process = self._process or self._start()
                 try:
-                    answer = self._ask(process, question)
+                    answer = self._ask(process, question, seconds)
                 except TimeoutError:
                     self._stop()
                     break
@@ -78,11 +110,14 @@ class SympyProcess:
                     self._stop()
                     raise
                 if answer is not None:
-                    return answer == "equal"
+                    verdict, _, used = answer.partition(" ")
+                    budget.seconds -= float(used)
+                    return verdict == "proved"
                 self._stop()
                 if process.returncode == -signal.SIGPROF:
                     break
-        _log.info("sympy did not decide within %g s: %s = %s", self.time_limit, left, right)
+        budget.seconds = 0.0
+        _log.info("sympy did not decide within %g s whether %s: %.500s and %.500s", seconds, claim, left, right)
         return False
 
     def close(self) -> None:
@@ -94,8 +129,10 @@ class SympyProcess:
         # -P keeps this folder off the worker's path, where its modules could shadow others; PYTHONPATH hands on where
         # this interpreter finds sympy.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+        # The system counts a thread that ends as a parent that ends, so only the main thread's worker is killed with it.
+        in_main_thread = threading.current_thread() is threading.main_thread()
         process = subprocess.Popen(
-            [sys.executable, "-P", str(_SCRIPT), str(self.time_limit)],
+            [sys.executable, "-P", str(_SCRIPT), str(os.getpid()), "killed" if in_main_thread else "reading"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -114,7 +151,7 @@ class SympyProcess:
         if greeting != "ready":
             self._stop()
             raise RuntimeError(
-                f"the sympy worker ({sys.executable} {_SCRIPT}) did not get ready within {self.start_limit} s: it said "
+                f"the worker ({sys.executable} {_SCRIPT}) did not get ready within {self.start_limit} s: it said "
                 f"{greeting!r}. Check that `python -c 'import sympy'` works"
             )
         return process
@@ -124,13 +161,13 @@ class SympyProcess:
             self._finalizer()
         self._process = self._finalizer = None
 
-    def _ask(self, process: "subprocess.Popen[bytes]", question: str) -> str | None:
+    def _ask(self, process: "subprocess.Popen[bytes]", question: str, seconds: float) -> str | None:
         assert process.stdin is not None
         try:
             process.stdin.write(question.encode() + b"\n")
         except BrokenPipeError:
             return None
-        return self._read_line(process, WALL_FACTOR * self.time_limit)
+        return self._read_line(process, WALL_FACTOR * seconds)
 
     def _read_line(self, process: "subprocess.Popen[bytes]", limit: float) -> str | None:
         """The worker's next line, None where it ends first.
@@ -162,9 +199,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def shared() -> SympyProcess:
+def shared() -> Guard:
     """The worker of this process. A forked child gets one of its own: the parent's pipes are the parent's."""
-    return SympyProcess()
+    return Guard()
 
 
 os.register_at_fork(after_in_child=shared.cache_clear)

@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from grpo_jax.rewards import sympy_process
-from grpo_jax.rewards.expression import parse
-from grpo_jax.rewards.sympy_process import _SCRIPT, SympyProcess
+from grpo_jax.rewards.mathematics import guard
+from grpo_jax.rewards.mathematics.expression import parse
+from grpo_jax.rewards.mathematics.guard import _SCRIPT, Guard
 
 X_PLUS_X, TWO_X = parse("x+x"), parse("2x")
 # Built by hand: the grammar refuses it. 7^(10^10) keeps one multiplication inside the interpreter lock for minutes.
@@ -42,7 +42,7 @@ needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="l
 
 @pytest.fixture(scope="module")
 def worker():
-    process = SympyProcess(time_limit=1)
+    process = Guard(time_limit=1)
     yield process
     process.close()
 
@@ -65,8 +65,8 @@ def test_a_comparison_without_end_is_unequal_and_its_process_is_killed(worker):
 
 @needs_proc
 def test_a_worker_that_does_not_answer_is_killed_by_the_clock(monkeypatch):
-    monkeypatch.setattr(sympy_process, "WALL_FACTOR", 0.01)
-    worker = SympyProcess(time_limit=60)
+    monkeypatch.setattr(guard, "WALL_FACTOR", 0.01)
+    worker = Guard(time_limit=60)
     assert not worker.equal(ENDLESS, ("number", "1"))
     assert worker.pid is None
 
@@ -81,7 +81,7 @@ def test_a_worker_that_someone_else_killed_is_replaced(worker):
 
 @needs_proc
 def test_close_and_garbage_collection_leave_no_process():
-    worker = SympyProcess()
+    worker = Guard()
     worker.equal(X_PLUS_X, TWO_X)
     pid = worker.pid
     worker.close()
@@ -109,7 +109,7 @@ def test_questions_from_other_threads_get_their_own_answers(worker):
 
 
 def test_an_interruption_while_the_worker_starts_does_not_shift_the_answers(monkeypatch):
-    worker = SympyProcess()
+    worker = Guard()
 
     def interrupted(process, limit):
         raise KeyboardInterrupt
@@ -134,8 +134,8 @@ def test_an_interruption_between_question_and_answer_does_not_shift_the_answers(
 
 CHILD = """
 import sys, time
-from grpo_jax.rewards.expression import parse
-from grpo_jax.rewards.sympy_process import shared
+from grpo_jax.rewards.mathematics.expression import parse
+from grpo_jax.rewards.mathematics.guard import shared
 worker = shared()
 worker.time_limit = 1
 worker.equal(parse("x+x"), parse("2x"))
@@ -197,10 +197,10 @@ assert worker is shared() and worker.pid == before
 def test_a_worker_that_cannot_start_is_an_error_that_says_what_to_try(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/true" if os.path.exists("/bin/true") else "/usr/bin/true")
     with pytest.raises(RuntimeError, match="import sympy"):
-        SympyProcess().equal(X_PLUS_X, TWO_X)
+        Guard().equal(X_PLUS_X, TWO_X)
 
 
-def test_the_worker_imports_the_standard_library_and_sympy_alone():
+def test_the_worker_imports_the_standard_library_sympy_and_math_verify_alone():
     tree = ast.parse(_SCRIPT.read_text())
     imported = set()
     for node in ast.walk(tree):
@@ -208,9 +208,9 @@ def test_the_worker_imports_the_standard_library_and_sympy_alone():
             imported |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             imported.add(node.module.partition(".")[0])
-    assert imported - sys.stdlib_module_names == {"sympy"}
+    assert imported - sys.stdlib_module_names == {"sympy", "math_verify", "latex2sympy2_extended"}
 
 
 def test_limits_are_positive():
     with pytest.raises(ValueError, match="seconds above 0"):
-        SympyProcess(time_limit=0)
+        Guard(time_limit=0)

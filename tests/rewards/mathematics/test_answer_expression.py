@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_jax.rewards.expression import MAX_DEPTH, Unparsable, parse
+from grpo_jax.rewards.mathematics.expression import MAX_DEPTH, Unparsable, parse
 
 
 def evaluate(tree):
@@ -90,10 +90,19 @@ def test_notations(text, value):
         r"\frac{1}",
         r"\frac",
         r"\unknown",
-        "5!",
-        "a_1",
+        "5!!",
+        "501!",
+        "((5!)!)!",
+        r"\binom{1000000000}{5}",
+        "2^{5!}",
+        "a_",
+        "a_{}",
+        "a_{b+1}",
+        r"\sin^{-1} x",
+        r"2\frac{1}{2}x",
         "x=1",
-        "|x|",
+        "|x",
+        "||",
         "1,2",
         "2^65",
         "2^(9^9)",

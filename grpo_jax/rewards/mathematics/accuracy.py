@@ -1,7 +1,8 @@
 """Accuracy: 1 where the answer equals the reference, 0 where it does not."""
 
-from grpo_jax.rewards.answers import Extractor
-from grpo_jax.rewards.equality import Equality, equal_final
+from grpo_jax.rewards.mathematics.answers import Extractor, from_math
+from grpo_jax.rewards.mathematics.config import MathConfig
+from grpo_jax.rewards.mathematics.equality import Equality, equal_final, equality
 from grpo_jax.rewards.protocol import Reward, RewardInput
 
 
@@ -19,3 +20,8 @@ def accuracy_reward(extract: Extractor, equal: Equality = equal_final) -> Reward
         return float(answer is not None and equal(answer, row.reference))
 
     return accuracy
+
+
+def math_reward(config: MathConfig | None = None) -> Reward:
+    """The reward "math": the answer where `from_math` finds it, compared in final form by the rules of `config`."""
+    return accuracy_reward(from_math, equality(MathConfig() if config is None else config))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_jax.rewards import equal_final, equal_value
-from grpo_jax.rewards.equality import parse_number
+from grpo_jax.rewards.mathematics.numbers import parse_number
 
 
 @settings(max_examples=300, deadline=None)
@@ -48,6 +48,26 @@ def test_a_fraction_equals_itself_in_plain_and_latex_notation(value):
         ("1 1/2", Fraction(3, 2)),
         (r"-1\frac{1}{2}", Fraction(-3, 2)),
         (r"\frac34", Fraction(3, 4)),
+        (r"\frac 59", Fraction(5, 9)),
+        (r"\frac{270}7", Fraction(270, 7)),
+        (r"1\frac12", Fraction(3, 2)),
+        ("1½", Fraction(3, 2)),
+        ("1e5", 100000),
+        ("1.2E-3", Fraction(12, 10000)),
+        (r"1.2 \times 10^3", 1200),
+        (r"-1.2 \times 10^{-1}", Fraction(-12, 100)),
+        ("1{,}234", 1234),
+        (r"1\,234", 1234),
+        (r"11,\! 111,\! 111", 11111111),
+        ("1 234", 1234),
+        ("€5", 5),
+        (r"\$32,\!348", 32348),
+        (r"5 \text{ cm}^2", 5),
+        ("60 miles per hour", 60),
+        ("3:30", None),
+        ("1 23", None),
+        ("1 2345", None),
+        ("1.234,5", None),
         ("0.1000000000000000000000000000000000001", Fraction(10**36 + 1, 10**37)),
     ],
 )
@@ -61,7 +81,11 @@ def test_numbers_have_their_exact_value(text, value):
         "",
         "-",
         "1,23",
-        "1e5",
+        "1e5000",
+        "46e0e0",
+        "12e3",
+        r"12 \times 10^3",
+        "10^3",
         "1_000",
         "0x10",
         "12:30",

@@ -1,0 +1,87 @@
+"""The configuration of the composite reward: what is rewarded, and by how much."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from grpo_jax.rewards.length import CosineLengthConfig
+from grpo_jax.rewards.overlong import OverlongConfig
+from grpo_jax.rewards.pool_config import PoolConfig
+from grpo_jax.rewards.registry import check_name
+from grpo_jax.rewards.repetition import RepetitionConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """What is rewarded, and by how much. Accuracy has weight 1, or 0 where `length` takes its place.
+
+    Every reward is given by a name in `grpo_jax.rewards.REWARDS` or by a dotted path `package.module:function`.
+
+    Attributes:
+      accuracy: the reward for a right answer: answer_tag, boxed, hash_mark or last_number say where it is looked for.
+      format: the reward for structure: think_answer, answer_only, boxed_once or hash_mark_once.
+      termination: the reward for stopping: eos_after_answer, or eos for stopping anywhere.
+      format_weight: weight of the format reward; 0 reports it without rewarding it.
+      termination_weight: weight of the termination reward; 0 reports it without rewarding it.
+      extras: further rewards and their weights, for example {"my_package.rewards:brevity": 0.1}.
+      overlong: a punishment that grows as a completion nears the limit (DAPO); null for none.
+      repetition: a punishment of repeated n-grams; null for none.
+      length: the cosine length reward in the place of accuracy; null rewards accuracy itself.
+      gates: component to the component that is its gate: it counts only in rows where that one is at least 0.5, and is 0
+        elsewhere, for example {format: accuracy}. A gated accuracy is a component of its own, gated_accuracy.
+      pool: the processes in which rewards of your own and those that run programs are judged; null for the defaults.
+    """
+
+    accuracy: str = "answer_tag"
+    format: str = "think_answer"
+    termination: str = "eos_after_answer"
+    format_weight: float = 0.2
+    termination_weight: float = 0.2
+    extras: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    overlong: OverlongConfig | None = None
+    repetition: RepetitionConfig | None = None
+    length: CosineLengthConfig | None = None
+    gates: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    pool: PoolConfig | None = None
+
+    def __post_init__(self) -> None:
+        for field, name in (
+            ("accuracy", self.accuracy),
+            ("format", self.format),
+            ("termination", self.termination),
+            *(("extras", name) for name in self.extras),
+        ):
+            check_name(field, name)
+        for field, weight in (
+            ("format_weight", self.format_weight),
+            ("termination_weight", self.termination_weight),
+            *((f"extras[{name!r}]", weight) for name, weight in self.extras.items()),
+        ):
+            if not math.isfinite(weight):
+                raise ValueError(f"{field} is {weight}, but it must be a finite number")
+        self._check_gates()
+
+    @property
+    def component_names(self) -> tuple[str, ...]:
+        """The components that rewards are given for, in the order of the sum, before gates."""
+        sections = {"overlong": self.overlong, "repetition_penalty": self.repetition}
+        given = [name for name, section in sections.items() if section is not None]
+        last = ["length"] if self.length is not None else []
+        return ("accuracy", "format", "termination", *given, *self.extras, *last)
+
+    def _check_gates(self) -> None:
+        known = self.component_names
+        for name, gate in self.gates.items():
+            for what in (name, gate):
+                if what not in known:
+                    raise ValueError(
+                        f"gates has {what!r}, but it must name components of this reward: {', '.join(known)}. A shaping "
+                        "reward is one where its section is given"
+                    )
+            if name == gate:
+                raise ValueError(f"gates[{name!r}] is {gate!r}, but it must be another component")
+            if name == "accuracy" and self.length is not None:
+                raise ValueError(
+                    "gates['accuracy'] is given, but it must not be where length stands in the place of accuracy. Gate "
+                    "length instead"
+                )
