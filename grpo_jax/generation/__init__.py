@@ -9,15 +9,19 @@ from grpo_jax.generation.sampling import (
     sample_tokens,
     sampling_logits,
 )
+from grpo_jax.generation.tool_rollout import ToolCall, ToolRollout, rollout_with_tool
 
 __all__ = [
     "END_EOS",
     "END_LENGTH",
     "Rollout",
     "SamplerConfig",
+    "ToolCall",
+    "ToolRollout",
     "gumbel_noise",
     "position_keys",
     "rollout",
+    "rollout_with_tool",
     "row_keys",
     "sample_tokens",
     "sampling_logits",

@@ -16,15 +16,23 @@ from typing import Any, Self
 import numpy as np
 
 from grpo_jax.rewards.config import RewardConfig
+from grpo_jax.rewards.language import language_reward
 from grpo_jax.rewards.length import cosine_length_reward
 from grpo_jax.rewards.overlong import overlong_reward
-from grpo_jax.rewards.pool import PendingVerdicts, RewardPool
-from grpo_jax.rewards.pool_config import PoolConfig
-from grpo_jax.rewards.protocol import BatchReward, RewardInput
-from grpo_jax.rewards.registry import REWARDS, resolve_reward
+from grpo_jax.rewards.pool import PendingVerdicts, PoolConfig, RewardPool
+from grpo_jax.rewards.protocol import BatchReward, QuickReward, RewardInput
+from grpo_jax.rewards.registry import AT_ONCE, resolve_reward
 from grpo_jax.rewards.repetition import repetition_reward
 from grpo_jax.rewards.result import RewardFailure, RewardResult
-from grpo_jax.rewards.verdict import Verdict, awaited_verdict, is_awaited, raised, verdict, verdict_of_value
+from grpo_jax.rewards.verdict import (
+    Verdict,
+    awaited_verdict,
+    is_awaited,
+    quick_verdict,
+    raised,
+    verdict,
+    verdict_of_value,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -39,9 +47,9 @@ class CompositeReward:
     stop training nor be taken for a 0, which would punish a row for a fault of its judge: the row's total becomes NaN,
     which gives it no advantage and takes it out of its group's statistics.
 
-    The rewards of this package that only read text are judged at once. Those that run programs, and those at a dotted path,
-    are judged in a pool of processes, which starts with the first rows and ends with `close`, with this object, or with the
-    interpreter.
+    The rewards of this package that only read text are judged at once, and so are answers that are compared without sympy.
+    The others, those that run programs and those at a dotted path are judged in a pool of processes, which starts with the
+    first such row and ends with `close`, with this object, or with the interpreter.
 
     Args:
       config: the rewards; None is `RewardConfig()`.
@@ -64,7 +72,10 @@ class CompositeReward:
             "termination": config.termination_weight,
             **config.extras,
         }
-        # The sections scale themselves (factor, penalty, the ends of the cosine), so that their weight is 1.
+        if config.language is not None:
+            self._rewards["language"] = language_reward(config.language)
+            self._weights["language"] = config.language.weight
+        # The other sections scale themselves (factor, penalty, the ends of the cosine), so that their weight is 1.
         if config.overlong is not None:
             limit = _limit("overlong", config.overlong.limit, max_completion_tokens)
             if config.overlong.buffer > limit:
@@ -92,7 +103,7 @@ class CompositeReward:
         pooled = {
             component: name
             for component, name in named.items()
-            if name not in REWARDS and not isinstance(self._rewards[component], BatchReward)
+            if name not in AT_ONCE and not isinstance(self._rewards[component], BatchReward)
         }
         if config.pool is not None and not pooled:
             raise ValueError(
@@ -118,17 +129,22 @@ class CompositeReward:
         return dict(self._weights)
 
     @property
+    def batch_rewards(self) -> dict[str, BatchReward]:
+        """The components that whole batches are judged by."""
+        return {name: reward for name, reward in self._rewards.items() if isinstance(reward, BatchReward)}
+
+    @property
     def pool(self) -> RewardPool | None:
         """The processes that judge, or None where no reward needs any."""
         return self._pool
 
     def check(self) -> None:
-        """Starts a worker of the pool, if there is one, to see that it can build the rewards.
+        """Starts a worker of the pool, if every row will need one, to see that it can build the rewards.
 
         Raises:
           ValueError: it cannot.
         """
-        if self._pool is not None:
+        if self._pool is not None and not all(isinstance(self._rewards[name], QuickReward) for name in self._pool.rewards):
             self._pool.check()
 
     def close(self) -> None:
@@ -161,11 +177,22 @@ class CompositeReward:
         Waits while the pool has `pool.max_pending` rows before it.
         """
         applied = self._override(weights or {})
-        pending = None if self._pool is None else self._pool.submit(rows)
-        here: dict[str, list[Verdict]] = {}
+        here: dict[str, dict[int, Verdict]] = {}
+        asked: dict[str, list[int]] = {}
+        for name in () if self._pool is None else self._pool.rewards:
+            reward = self._rewards[name]
+            quick = (
+                {index: quick_verdict(reward, row) for index, row in enumerate(rows)}
+                if isinstance(reward, QuickReward)
+                else {}
+            )
+            here[name] = {index: each for index, each in quick.items() if each is not None}
+            asked[name] = [index for index in range(len(rows)) if index not in here[name]]
+        # Before anything else is judged, so that the processes have something to do meanwhile.
+        pending = None if self._pool is None else self._pool.submit(rows, asked)
         for name, reward in self._rewards.items():
-            if (self._pool is None or name not in self._pool.rewards) and not isinstance(reward, BatchReward):
-                here[name] = [_judged_here(reward, row) for row in rows]
+            if name not in asked and not isinstance(reward, BatchReward):
+                here[name] = {index: _judged_here(reward, row) for index, row in enumerate(rows)}
         return PendingRewards(self, rows, applied, pending, here)
 
     def combine(
@@ -247,7 +274,7 @@ class PendingRewards:
         rows: Sequence[RewardInput],
         weights: Mapping[str, float],
         pending: PendingVerdicts | None,
-        judged: dict[str, list[Verdict]],
+        judged: dict[str, dict[int, Verdict]],
     ) -> None:
         self.rows = rows
         self._reward, self._weights, self._pending, self._judged = reward, weights, pending, judged
@@ -260,12 +287,12 @@ class PendingRewards:
           PoolClosed: the pool was closed before.
         """
         judged = dict(self._judged)
-        for name, reward in self._reward._rewards.items():
-            if isinstance(reward, BatchReward):
-                judged[name] = _judged_together(reward, self.rows)
+        for name, reward in self._reward.batch_rewards.items():
+            judged[name] = dict(enumerate(_judged_together(reward, self.rows)))
         if self._pending is not None:
-            judged |= self._pending.result()
-        return self._reward.combine(self.rows, judged, self._weights)
+            judged |= {name: judged.get(name, {}) | verdicts for name, verdicts in self._pending.result().items()}
+        columns = {name: [verdicts[row] for row in range(len(self.rows))] for name, verdicts in judged.items()}
+        return self._reward.combine(self.rows, columns, self._weights)
 
 
 def _judged_here(reward: Any, row: RewardInput) -> Verdict:

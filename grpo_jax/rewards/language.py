@@ -64,6 +64,7 @@ class LanguageConfig:
         the reward is 0. The letters of such a word count as not allowed in any case.
       neutral_markup: true leaves Latin letters inside $…$, code and tags out of the count: commands, names, keywords.
         Where Latin is not allowed, a text between such marks is then free to be Latin.
+      weight: weight of this reward in the composite.
     """
 
     scripts: tuple[str, ...] = ("latin",)
@@ -71,6 +72,7 @@ class LanguageConfig:
     min_share: float | None = None
     max_mixed_words: int = 0
     neutral_markup: bool = True
+    weight: float = 0.2
 
     def __post_init__(self) -> None:
         unknown = [script for script in self.scripts if script not in SCRIPTS]
@@ -87,6 +89,8 @@ class LanguageConfig:
                 raise ValueError(f"min_share is {self.min_share}, but it must lie in (0, 1]")
         if self.max_mixed_words < 0:
             raise ValueError(f"max_mixed_words is {self.max_mixed_words}, but it must be 0 or more")
+        if not math.isfinite(self.weight):
+            raise ValueError(f"weight is {self.weight}, but it must be a finite number")
 
     @property
     def allowed(self) -> frozenset[str]:

@@ -36,6 +36,27 @@ AsyncReward = Callable[[RewardInput], Awaitable[float | None]]
 """The same, awaited: for rewards that wait for others, a server for example. Those of many rows wait together."""
 
 
+class Undecided(Exception):
+    """A reward cannot be given at once."""
+
+
+@runtime_checkable
+class QuickReward(Protocol):
+    """A reward that most rows get at once, and that only the others need a process for."""
+
+    def __call__(self, row: RewardInput) -> float | None:
+        """The reward, however long it takes."""
+        ...
+
+    def quick(self, row: RewardInput) -> float | None:
+        """The same, within moments and whatever the row holds.
+
+        Raises:
+          Undecided: it takes longer.
+        """
+        ...
+
+
 @runtime_checkable
 class BatchReward(Protocol):
     """Judges all rows of a batch at once, in the trainer's process, where the devices are: the place of a trained judge.

@@ -120,8 +120,19 @@ def _is_harmless(node: ast.expr, powers: int) -> bool:
             # Powers of powers grow beyond any bound with a few characters.
             return powers < 2 and _is_harmless(base, powers + 1) and _is_small(exponent)
         case ast.BinOp(op=operator, left=left, right=right):
+            if isinstance(operator, ast.Div) and _is_zero(right):
+                return False
             return isinstance(operator, _OPERATORS) and _is_harmless(left, powers) and _is_harmless(right, powers)
     return False
+
+
+def _is_zero(node: ast.expr) -> bool:
+    try:
+        return _value(node) == 0
+    except ValueError:
+        return False
+    except ZeroDivisionError:
+        return True
 
 
 def _is_small(node: ast.expr) -> bool:

@@ -7,7 +7,7 @@ import math
 import traceback
 from typing import Any, Literal
 
-from grpo_jax.rewards.protocol import RewardInput
+from grpo_jax.rewards.protocol import QuickReward, RewardInput, Undecided
 
 Failure = Literal["raised", "timed_out", "died"]
 """Why there is no value: the reward raised or returned no finite number, took too long, or ended its process."""
@@ -49,6 +49,16 @@ def verdict(reward: Any, row: RewardInput) -> Verdict:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # sys.exit in a reward is no reason to end a run
+        return raised(error)
+
+
+def quick_verdict(reward: QuickReward, row: RewardInput) -> Verdict | None:
+    """The verdict that is there at once, or None."""
+    try:
+        return verdict_of_value(reward.quick(row))
+    except Undecided:
+        return None
+    except Exception as error:
         return raised(error)
 
 

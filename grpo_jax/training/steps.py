@@ -61,6 +61,8 @@ class GRPOBatch:
     `row_weights` is 1 for a row that counts and 0 for one left out of the loss and of its denominator.
     `old_logprobs` None means on-policy: the ratio is exactly 1. `ref_logprobs` None means no reference policy.
     `selected` is what `select_tokens` gives; only the covariance terms have a use for it.
+    `tool_mask` is True at the tokens that a tool wrote: context of what follows, but no part of the loss and its metrics,
+    so that their log-probs may be anything. None means that there are none.
     """
 
     tokens: Int[Array, "B T"]
@@ -72,6 +74,13 @@ class GRPOBatch:
     ref_logprobs: Float[Array, "B T"] | None = None
     old_logprobs: Float[Array, "B T"] | None = None
     selected: Bool[Array, "B T"] | None = None
+    tool_mask: Bool[Array, "B T"] | None = None
+
+
+def _policy_mask(batch: GRPOBatch) -> Bool[Array, "B T"]:
+    """True at the tokens that the policy drew."""
+    mask_BT = completion_mask(batch.prompt_lengths, batch.lengths, batch.tokens.shape[1])
+    return mask_BT if batch.tool_mask is None else mask_BT & ~batch.tool_mask
 
 
 def _split(batch: Any, microbatches: int, config: StepConfig) -> Any:
@@ -172,8 +181,7 @@ def grpo_step(state: TrainState, batch: GRPOBatch, coefficients: Coefficients | 
       (state, metrics), metrics as scalars still on the device.
     """
     config = state.config
-    mask = completion_mask(batch.prompt_lengths, batch.lengths, batch.tokens.shape[1])
-    denominator = grpo_denominator(config.objective, mask, batch.row_weights)
+    denominator = grpo_denominator(config.objective, _policy_mask(batch), batch.row_weights)
     parts = _split(batch, config.microbatches, config)
 
     def loss(params: Params, part: GRPOBatch) -> tuple[Float[Array, ""], Any]:
@@ -186,7 +194,7 @@ def grpo_step(state: TrainState, batch: GRPOBatch, coefficients: Coefficients | 
             sampler_logprobs_BT=part.sampler_logprobs,
             advantages=part.advantages,
             row_weight_B=part.row_weights,
-            mask_BT=completion_mask(part.prompt_lengths, part.lengths, part.tokens.shape[1]),
+            mask_BT=_policy_mask(part),
             entropy_BT=stats.entropy_BT,
             selected_BT=part.selected,
             coefficients=coefficients,

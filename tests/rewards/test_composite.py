@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 from grpo_jax.rewards import (
-    REWARDS,
+    REWARD_NAMES,
+    CodeConfig,
     CompositeReward,
     CosineLengthConfig,
+    LanguageConfig,
+    MathConfig,
     OverlongConfig,
+    PoolConfig,
     RepetitionConfig,
     RewardConfig,
     RewardInput,
@@ -318,7 +322,7 @@ def test_metrics_have_the_same_statistics_for_shaping():
     metrics = CompositeReward(SHAPING, 8).score([row(ids=(1, 2)), row(ids=(1, 2, 3, 4, 5, 6))]).metrics()
     names = ("total", "accuracy", "format", "termination", "overlong", "repetition_penalty", "length")
     expected = {f"{name}/{statistic}" for name in names for statistic in ("mean", "std")}
-    expected |= {f"{name}/{count}" for name in names[1:] for count in ("missing", "failed")}
+    expected |= {f"{name}/{count}" for name in names[1:] for count in ("missing", "failed")} | {"accuracy/timed_out"}
     assert metrics.keys() == expected
     assert metrics["overlong/mean"] == -0.125
 
@@ -351,8 +355,8 @@ def test_a_path_to_something_that_is_no_function_is_refused():
 
 
 def test_every_named_reward_scores_a_row():
-    for name, reward in REWARDS.items():
-        assert reward(row()) in (0.0, 1.0), name
+    for name in REWARD_NAMES:
+        assert resolve_reward(name)(row()) in (0.0, 1.0, None), name
 
 
 MEGABYTE = "<answer>" * 2**17
@@ -361,8 +365,10 @@ MEGABYTE = "<answer>" * 2**17
 @pytest.mark.parametrize("text", ["9" * 2**20, "1," * 2**19, "(" * 2**20, MEGABYTE, "\\boxed{" * 2**17, "#" * 2**20])
 def test_a_megabyte_of_anything_is_scored_in_moments(text):
     started = time.process_time()
-    for name, reward in REWARDS.items():
-        assert reward(row(text, reference="42")) == (1.0 if name == "eos" else 0.0), name
+    for name in REWARD_NAMES:
+        expected = {"eos": (1.0,), "code": (None,), "reasoning_gym": (None,)}.get(name, (0.0,))
+        if name not in ("ascii_only", "language_consistency"):
+            assert resolve_reward(name)(row(text, reference="42")) in expected, name
     assert time.process_time() - started < 5
 
 
@@ -441,3 +447,44 @@ def test_joined_results_are_the_result_of_all_rows():
     assert [(each.component, each.row) for each in joined.failures] == [(name, 5), (name, 7)]
     for what in ("weights", "missing", "failed", "timed_out", "gated"):
         assert getattr(whole, what) == getattr(joined, what)
+
+
+def test_answers_that_need_no_sympy_start_no_process():
+    reward = CompositeReward(RewardConfig(accuracy="math"))
+    reward.check()
+    rows = [row(text) for text in (r"\boxed{2}", "<answer>3</answer>", "#### 2.0", "so it is 2.", r"\boxed{\sqrt{4}}", "")]
+    assert reward.score(rows).accuracy.tolist() == [1, 0, 1, 1, 0, 0]
+    assert reward.pool.pids == []
+
+
+def test_answers_that_need_sympy_are_judged_in_the_pool():
+    with CompositeReward(RewardConfig(accuracy="boxed")) as reward:
+        rows = [row(rf"\boxed{{{text}}}", reference=r"\sqrt{8}") for text in (r"2\sqrt{2}", r"\sqrt 8", r"3\sqrt{2}", "2")]
+        assert reward.score(rows).accuracy.tolist() == [1, 1, 0, 0]
+        assert reward.pool.pids
+    alone = CompositeReward(RewardConfig(accuracy="boxed", pool=PoolConfig(workers=0)))
+    assert alone.score(rows).accuracy.tolist() == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"code": CodeConfig()}, "^code is given, but .* are code: name one"),
+        ({"math": MathConfig(), "accuracy": "code"}, "^math is given, but .*answer_tag"),
+    ],
+)
+def test_a_section_that_no_reward_reads_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        RewardConfig(**options)
+
+
+def test_sections_reach_the_rewards_that_are_built_from_them():
+    rows = [row(r"\boxed{3.1416}", reference="3.14159265")]
+    for tolerance, expected in ((1e-6, 0.0), (1e-4, 1.0)):
+        for name in ("boxed", "math"):
+            reward = CompositeReward(RewardConfig(accuracy=name, math=MathConfig(tolerance=tolerance)))
+            assert reward.score(rows).accuracy.tolist() == [expected]
+    config = RewardConfig(language=LanguageConfig(scripts=("cyrillic",), weight=0.5), format_weight=0, termination_weight=0)
+    result = CompositeReward(config).score([row("да"), row("yes"), row("2")])
+    np.testing.assert_array_equal(result.components["language"], [1, 0, np.nan])
+    np.testing.assert_array_equal(result.total, [0.5, 0, 0])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_jax.rewards import REWARDS, RewardInput, ended_after, format_reward
+from grpo_jax.rewards import RewardInput, ended_after, format_reward, resolve_reward
 
 
 def row(completion, end="eos"):
@@ -34,14 +34,14 @@ def row(completion, end="eos"):
     ],
 )
 def test_think_then_answer_once_each_and_nothing_outside(text, score):
-    assert REWARDS["think_answer"](row(text)) == score
+    assert resolve_reward("think_answer")(row(text)) == score
 
 
 def test_the_tags_are_the_callers_choice():
     reward = format_reward(("plan", "draft", "result"), filled=("plan", "result"))
     assert reward(row("<plan>p</plan><draft></draft><result>r</result>")) == 1
     assert reward(row("<plan></plan><draft>d</draft><result>r</result>")) == 0
-    assert REWARDS["answer_only"](row("<answer>2</answer>")) == 1
+    assert resolve_reward("answer_only")(row("<answer>2</answer>")) == 1
 
 
 @pytest.mark.parametrize(("tags", "filled"), [((), ()), (("a", "a"), ()), (("a",), ("b",))])
@@ -51,12 +51,12 @@ def test_impossible_tags_are_refused(tags, filled):
 
 
 def test_a_box_or_a_hash_mark_counts_once():
-    assert REWARDS["boxed_once"](row(r"it is \boxed{2}")) == 1
-    assert REWARDS["boxed_once"](row(r"\boxed{1} \boxed{2}")) == 0
-    assert REWARDS["hash_mark_once"](row("1+1 is 2\n#### 2\n")) == 1
-    assert REWARDS["hash_mark_once"](row("1+1 is #### 2")) == 0
-    assert REWARDS["hash_mark_once"](row("#### 1\n#### 2")) == 0
-    assert REWARDS["hash_mark_once"](row("#### 2\nand more")) == 0
+    assert resolve_reward("boxed_once")(row(r"it is \boxed{2}")) == 1
+    assert resolve_reward("boxed_once")(row(r"\boxed{1} \boxed{2}")) == 0
+    assert resolve_reward("hash_mark_once")(row("1+1 is 2\n#### 2\n")) == 1
+    assert resolve_reward("hash_mark_once")(row("1+1 is #### 2")) == 0
+    assert resolve_reward("hash_mark_once")(row("#### 1\n#### 2")) == 0
+    assert resolve_reward("hash_mark_once")(row("#### 2\nand more")) == 0
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def test_a_box_or_a_hash_mark_counts_once():
     ],
 )
 def test_termination_is_an_eos_straight_after_the_answer(text, end, score):
-    assert REWARDS["eos_after_answer"](row(text, end)) == score
+    assert resolve_reward("eos_after_answer")(row(text, end)) == score
 
 
 def test_other_endings():
-    assert REWARDS["eos"](row("whatever")) == 1
-    assert REWARDS["eos"](row("whatever", "length")) == 0
+    assert resolve_reward("eos")(row("whatever")) == 1
+    assert resolve_reward("eos")(row("whatever", "length")) == 0
     assert ended_after("}")(row(r"\boxed{2}")) == 1

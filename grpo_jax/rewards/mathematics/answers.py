@@ -7,9 +7,12 @@ answer, never a reason to look elsewhere. Each is linear in the length of the co
 import re
 from collections.abc import Callable
 
-from grpo_jax.rewards.mathematics.notation import MAX_LENGTH, closing_brace
+from grpo_jax.rewards.mathematics.notation import MAX_LENGTH
+from grpo_jax.rewards.mathematics.units import CHANGING_WORDS
 
 Extractor = Callable[[str], str | None]
+
+_TAIL = 1 << 15
 
 MAX_BOXES = 16
 """Boxes joined into one list."""
@@ -18,21 +21,28 @@ MAX_BOXES = 16
 _NUMBER = re.compile(
     r"(?:(?<![\w)])[-+−])?"
     r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?"
-    r"(?:[eE][-+]?[0-9]+(?!\w)| ?(?:\\times|×|\*) ?10\^\{?-?[0-9]+\}?| [0-9]+/[0-9]+(?![0-9/])|/[0-9]+(?![0-9/]))?"
+    r"(?:[eE][-+]?[0-9]+(?!\w)| ?(?:\\times|×|\*) ?10\^\{?-?[0-9]+\}?| [0-9]+/[0-9]+(?![0-9/])|(?:/[0-9]+)+)?"
 )
-_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,8}\{")
-_JOIN = re.compile(r"(?:[\s$,;.]|\\[()\[\],; ]|\\q?quad\b|and\b|or\b|\\text ?\{ ?,? ?(?:and|or) ?\}|\*\*){0,24}")
-_PHRASE = re.compile(r"\banswer\s{0,4}(?:is|=|:)\s{0,4}:?", re.IGNORECASE)
+_BOX_OR_BRACE = re.compile(
+    r"\\(?:boxed|fbox)\s{0,8}\{|\\boxed\s{0,8}([0-9A-Za-z])(?![0-9A-Za-z])|\\.|[{}]",  # \boxed 5 is a box, too
+    re.DOTALL,
+)
+_JOIN = re.compile(
+    r"(?:[\s$,;.:/|&()—–-]|\\[()\[\],; ]|\\q?quad\b|(?:and|or|maybe|perhaps|possibly|else|also|vs)\b|\*\*"
+    r"|\\text ?\{[ ,]{0,3}(?:and|or|maybe|perhaps|possibly|else|also)[ ,]{0,3}\}){0,24}"
+)
+_PHRASE = re.compile(r"\banswer(?:\*\*)?\s{0,4}(?:is|=|:)\s{0,4}:?(?:\*\*(?=\s))?", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
-_QUOTES = (("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
-_ONE_NUMBER = re.compile(r"[^0-9\\^_{}=+*/<>]*?([-+−]?[$€£]?[0-9][0-9,]*(?:\.[0-9]+)?%?)((?: [A-Za-z]+){0,3})")
-_REFUSED_WORDS = re.compile(
-    r"\b(?:not?|nor|neither|either|or|and|between|about|around|approximately|roughly|maybe|perhaps|probably|possibly|at|least|most"
-    r"|more|less|fewer|over|under|than|up|to|times|plus|minus|squared|cubed|factorial|halves|half|thirds?|quarters?|fourths?|fifths?"
-    r"|pairs?|dozens?|scores?|gross|hundreds?|thousands?|millions?|billions?|trillions?|lakhs?|crores?|[kmb])\b",
-    re.IGNORECASE,
+_QUOTES = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
+_LONE_NUMBER = re.compile(
+    r"(?:(?:therefore|thus|hence|then|so|just|simply|exactly|equal to|a total of)[ ,:]{0,3}){0,2}"
+    r"([-+−]?[$€£]?[0-9][0-9,]*(?:\.[0-9]+)?%?)((?: [A-Za-z]+){0,3})"
 )
-_HEDGE = re.compile(r"[0-9](?:%|\$)?\s{0,4}(?:,|;|/|or\b|and\b|to\b|\|)\s{0,4}(?:maybe |perhaps |possibly )?[-+$€£]{0,2}$")
+_NO_MORE = re.compile(r"[^0-9$\\=<>^*/+]*")
+_HEDGE = re.compile(
+    r"[0-9](?:%|\$)?\s{0,4}(?:,|;|/|and\b|to\b|\||-|–|—)\s{0,4}(?:maybe |perhaps |possibly )?[-+$€£]{0,2}$"
+    r"|[0-9][^.!?\n0-9]{0,24}\bor\b[^.!?\n0-9]{0,24}$"
+)
 
 
 def from_tag(text: str) -> str | None:
@@ -53,30 +63,43 @@ def from_boxed(text: str) -> str | None:
         return None
     # A box, and what is between boxes, is short: beyond that length no answer is read anyway.
     window = text[max(0, last - MAX_BOXES * MAX_LENGTH) : last + 2 * MAX_LENGTH]
-    boxes: list[tuple[int, int, int]] = []  # where the box starts, its content starts, and ends
-    end = 0
-    for match in _BOX.finditer(window):
-        if match.start() < end:
-            continue  # inside another
-        close = closing_brace(window[: match.end() + 2 * MAX_LENGTH], match.end())
-        if close < 0:
-            boxes.append((match.start(), match.end(), -1))
-        else:
-            boxes.append((match.start(), match.end(), close))
-            end = close
-    if not boxes or boxes[-1][2] < 0:
+    boxes = _boxes(window)
+    if not boxes:
         return None
     contents = [window[boxes[-1][1] : boxes[-1][2]]]
     separators = []
     for (_, start, close), (after, _, _) in zip(boxes[-2::-1], boxes[:0:-1], strict=False):
-        between = window[close + 1 : after]
-        if close < 0 or len(contents) == MAX_BOXES or not _JOIN.fullmatch(between):
+        between = window[close:after].removeprefix("}")
+        if len(contents) == MAX_BOXES or not _JOIN.fullmatch(between):
             break
         contents.append(window[start:close])
         separators.append("or" if "or" in between else "and")
     if len({content.strip() for content in contents}) == 1:
         return contents[0]
     return (" or " if set(separators) == {"or"} else ", ").join(reversed(contents))
+
+
+def _boxes(text: str) -> list[tuple[int, int, int]]:
+    """(start, start of the content, end of the content) of the boxes that are in no other; none where the last one is
+    never closed."""
+    boxes: list[tuple[int, int, int]] = []
+    open_groups: list[tuple[int, int] | None] = []  # None for braces that are no box's
+    for match in _BOX_OR_BRACE.finditer(text):
+        token = match[0]
+        if token == "{":
+            open_groups.append(None)
+        elif token == "}":
+            box = open_groups.pop() if open_groups else None
+            if box is not None:
+                while boxes and boxes[-1][0] > box[0]:
+                    boxes.pop()
+                boxes.append((*box, match.start()))
+        elif match[1] is not None:
+            boxes.append((match.start(), match.start(1), match.end()))
+        elif token.endswith("{") and len(token) > 2:
+            open_groups.append((match.start(), match.end()))
+    unclosed = max((box[0] for box in open_groups if box is not None), default=-1)
+    return boxes if boxes and boxes[-1][0] > unclosed else []
 
 
 def from_hash_mark(text: str) -> str | None:
@@ -96,24 +119,22 @@ def from_phrase(text: str) -> str | None:
     if last is None:
         return None
     rest = text[last.end() : last.end() + 2 * MAX_LENGTH].lstrip()
+    end = _SENTENCE_END.search(rest)
+    sentence = (rest if end is None else rest[: end.start()]).strip()
     for opening, closing in _QUOTES:
         if rest.startswith(opening):
             close = rest.find(closing, len(opening))
-            if close > 0 and not _JOIN_WORD.match(rest, close + len(closing)):
+            after = _SENTENCE_END.split(rest[close + len(closing) :], maxsplit=1)[0]
+            if close > 0 and _NO_MORE.fullmatch(after) and not CHANGING_WORDS.search(after):
                 return rest[len(opening) : close].strip()
-    end = _SENTENCE_END.search(rest)
-    sentence = (rest if end is None else rest[: end.start()]).strip()
-    number = _ONE_NUMBER.fullmatch(sentence)
-    return number[1] if number and not _REFUSED_WORDS.search(sentence) else sentence
-
-
-_JOIN_WORD = re.compile(r"\s{0,4}(?:,|;|/|and\b|or\b|[-+*^=<>(0-9])")
+    number = _LONE_NUMBER.fullmatch(sentence)
+    return number[1] if number and not CHANGING_WORDS.search(number[2]) else sentence
 
 
 def from_last_number(text: str) -> str | None:
     """The last number in the text, without its thousands separators; a fraction or a power of ten is one number."""
     match = _last_number(text)
-    return None if match is None else match.group().replace(",", "")
+    return None if match is None else _without_separators(match)
 
 
 def from_math(text: str) -> str | None:
@@ -128,7 +149,7 @@ def from_math(text: str) -> str | None:
         found = _first_marked(span)
         return span if found is None else found
     found = _first_marked(text)
-    if found is not None or "\\boxed" in text or "\\fbox" in text:
+    if found is not None or _has_box(text):
         return found
     match = _last_number(text)
     if match is None:
@@ -136,21 +157,34 @@ def from_math(text: str) -> str | None:
     before, after = text[max(0, match.start() - 32) : match.start()], text[match.end() : match.end() + 1]
     if before.endswith(("^", "_", "{", "/", "*", "=-", "\\")) or before[-1:].isalpha() or after in tuple("^_!/*{"):
         return None
-    return None if _HEDGE.search(before) else match.group().replace(",", "")
+    return None if _HEDGE.search(before) else _without_separators(match)
+
+
+def _has_box(text: str) -> bool:
+    return "\\boxed" in text or "\\fbox" in text
 
 
 def _first_marked(text: str) -> str | None:
-    for extract in (from_boxed, from_hash_mark, from_phrase):
+    for extract in (from_boxed,) if _has_box(text) else (from_hash_mark, from_phrase):
         found = extract(text)
         if found is not None:
             return found
     return None
 
 
+def _without_separators(match: re.Match[str]) -> str:
+    number = match.group().replace(",", "")
+    return number.rpartition("/")[2] if number.count("/") > 1 else number  # a date ends in its year
+
+
 def _last_number(text: str) -> re.Match[str] | None:
-    last = None
-    for last in _NUMBER.finditer(text):  # noqa: B007
-        pass
+    # The tail is enough, unless it has none or begins within one.
+    for start in (max(0, len(text) - _TAIL), 0):
+        last = None
+        for last in _NUMBER.finditer(text, start):  # noqa: B007
+            pass
+        if last is not None and last.start() > start + MAX_LENGTH:
+            break
     if last is None:
         return None
     around = text[max(0, last.start() - 1) : last.start()] + text[last.end() : last.end() + 1]

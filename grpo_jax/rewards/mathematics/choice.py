@@ -5,7 +5,9 @@ import re
 _ALONE = re.compile(r"\(([A-J])\)[.:]?|([A-J])[.):]?")
 _WITH_TEXT = re.compile(r"(?:\(([A-J])\)[.:]?|([A-J])[.):]) *(\S.{0,200})")
 _TEXT = re.compile(r"\\text *\{([^{}\\]*)\}")
-_ANOTHER = re.compile(r"\\and|\\or|(?<![A-Za-z])(?:[A-J]|not|nor|neither|either|both|all|none)(?![A-Za-z])", re.IGNORECASE)
+_ANOTHER = re.compile(
+    r"\\and|\\or|(?<![A-Za-z])(?:[A-J]|[K-Z][).]|not|nor|neither|either|both|all|none)(?![A-Za-z])", re.IGNORECASE
+)
 
 
 def choice(text: str) -> str | None:

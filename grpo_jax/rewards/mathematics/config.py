@@ -10,7 +10,8 @@ class MathConfig:
 
     Attributes:
       tolerance: the largest difference, relative to the reference, of two numbers that count as equal, where at least one
-        of them is written with a decimal point and the reference is no integer; in [0, 0.01], 0 for exact.
+        of them is written with a decimal point, the reference is no integer, and they differ by less than one unit in the
+        last decimal place of the one with fewer; in [0, 0.01], 0 for exact.
       time_limit: seconds of processor time that sympy may take for one answer; what it has not proved by then is different.
     """
 

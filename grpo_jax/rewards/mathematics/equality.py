@@ -111,9 +111,12 @@ class _Comparison:
     def near(self, answer: Number, reference: Number) -> bool:
         if answer.value == reference.value:
             return True
-        if not (answer.decimal or reference.decimal) or reference.value.denominator == 1:
+        steps = [number.step for number in (answer, reference) if number.step is not None]
+        if not steps or reference.value.denominator == 1:
             return False
-        return abs(answer.value - reference.value) <= self.config.tolerance * abs(reference.value)
+        # Less than one unit of the last place, too: 1234567.85 is no rounding of 1234567.86, however near.
+        difference = abs(answer.value - reference.value)
+        return difference <= self.config.tolerance * abs(reference.value) and difference < max(steps)
 
     def same_container(self, answer: Node, reference: Node) -> bool:
         if len(answer.items) != len(reference.items):
@@ -123,8 +126,10 @@ class _Comparison:
         if reference.kind in ORDERED:
             return all(self.same(*pair) for pair in zip(answer.items, reference.items, strict=True))
         # x = 1, y = 2 is no list of the values 1 and 2 of one unknown.
-        names = {item.text for item in answer.items if item.kind == "equation"}
-        if len(names) > 1 and not any(item.kind == "equation" for item in reference.items):
+        names, reference_names = (
+            {item.text for item in side.items if item.kind == "equation"} for side in (answer, reference)
+        )
+        if max(len(names), len(reference_names)) > 1 and names != reference_names:
             return False
         # Unordered, yet a one-to-one match: neither a subset nor a repeated item equals the whole set.
         unmatched = list(reference.items)
@@ -154,7 +159,8 @@ class _Comparison:
         trees = _parse(answer), _parse(reference)
         if trees[0] is not None and trees[1] is not None:
             return trees[0] == trees[1] or self.proved("equal", *trees)
-        if screen.passes(answer) and screen.passes(reference) and screen.letters(answer) == screen.letters(reference):
+        sides = answer, reference
+        if any(map(screen.needed, sides)) and all(map(screen.passes, sides)) and len(set(map(screen.letters, sides))) == 1:
             return self.proved("latex", answer, reference)
         return False
 

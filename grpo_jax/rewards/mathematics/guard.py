@@ -6,6 +6,8 @@ can end a process. It is started from a file of its own rather than forked, beca
 it imports nothing of the trainer.
 """
 
+import contextlib
+import contextvars
 import functools
 import json
 import logging
@@ -17,20 +19,37 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 from grpo_jax.rewards.mathematics.expression import Tree
+from grpo_jax.rewards.protocol import Undecided
 
 _SCRIPT = Path(__file__).with_name("guard_worker.py")
 
 TIME_LIMIT = 2.0
 """Seconds of processor time for one comparison."""
+LEAST_COST = 0.001
+"""Seconds that every question takes from its budget, so that many small ones end, too."""
 START_LIMIT = 300.0
 """Seconds to start Python and import sympy on a busy machine."""
 WALL_FACTOR = 30.0
 """How much longer than its processor time a comparison may take by the clock, on a busy machine."""
 
 _log = logging.getLogger(__name__)
+
+
+_shut: contextvars.ContextVar[bool] = contextvars.ContextVar("shut", default=False)
+
+
+@contextlib.contextmanager
+def shut() -> Iterator[None]:
+    """Within it no worker is asked: what would ask one raises Undecided."""
+    token = _shut.set(True)
+    try:
+        yield
+    finally:
+        _shut.reset(token)
 
 
 class Budget:
@@ -91,6 +110,8 @@ class Guard:
         Raises:
           RuntimeError: the worker cannot be started.
         """
+        if _shut.get():
+            raise Undecided("the worker would have to be asked")
         budget = Budget(self.time_limit) if budget is None else budget
         if budget.seconds <= 0:
             return False
@@ -111,7 +132,7 @@ class Guard:
                     raise
                 if answer is not None:
                     verdict, _, used = answer.partition(" ")
-                    budget.seconds -= float(used)
+                    budget.seconds -= max(float(used), LEAST_COST)
                     return verdict == "proved"
                 self._stop()
                 if process.returncode == -signal.SIGPROF:

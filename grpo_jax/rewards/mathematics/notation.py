@@ -82,6 +82,7 @@ _COMMANDS = {
 _COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)")
 _PAIRS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("__", "__"), ("`", "`"))
 _BOX = re.compile(r"\\(?:boxed|fbox) *\{")
+_NOTATED = re.compile(r"[\\$*{;~]|and|or")  # what any of the rules below begins with
 _CONNECTIVE = re.compile(r"[,;]? *(?:\\text *\{ *(?:,? *)(and|or) *\}|(?<![\w\\{])(and|or)(?![\w}]))")
 _CIRCLE = re.compile(r"\^ *(?:\{ *\\circ *\}|\\circ\b) *")
 
@@ -95,12 +96,13 @@ def clean(text: str) -> str | None:
     text = _unwrap(text.translate(_TRANSLATION).replace("\n", " ").replace("\t", " ").replace("\r", " "))
     if _FOREIGN.search(text):
         return None
-    if "\\" not in text and "$" not in text and "*" not in text and "and" not in text and "or" not in text:
+    if not _NOTATED.search(text):
         return text
     if text.count("$") - text.count("\\$") > 1:  # pairs of math delimiters; one alone is a currency
         text = re.sub(r"(?<!\\)\$", "", text)
     text = re.sub(r"\{ *, *\}|, *\\! *", ",", text).replace("**", "^")
     text = text.replace("\\$", "$")
+    text = re.sub(r"(?<=\S)~", " ", text)  # at the beginning it says "about"
     text = _COMMAND.sub(_command, text)
     text = _CONNECTIVE.sub(lambda match: rf" \{match[1] or match[2]} ", text)
     text = _CIRCLE.sub(r"^\\circ ", text)
@@ -115,7 +117,7 @@ def _unwrap(text: str) -> str:
     for _ in range(8):
         before = text
         text = text.strip()
-        if text.endswith(".") and not text.endswith((r"\right.", r"\left.")):
+        if text.endswith(".") and not text.endswith(("..", r"\right.", r"\left.")):
             text = text[:-1].rstrip()
         for opening, closing in _PAIRS:
             inner = text[len(opening) : -len(closing)]

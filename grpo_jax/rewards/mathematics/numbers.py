@@ -26,11 +26,21 @@ _FRACTION = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """An exact value, whether it is written with a decimal point, and its unit ("" without one)."""
+    """An exact value.
+
+    Attributes:
+      value: the number.
+      step: one unit of its last decimal place, None where it is written without a decimal point.
+      unit: what stands beside it, by its one name; "" for nothing.
+    """
 
     value: Fraction
-    decimal: bool = False
+    step: Fraction | None = None
     unit: str = ""
+
+    def times(self, factor: "Number") -> "Number":
+        """The product, of the unit of either."""
+        return Number(self.value * factor.value, self.step, self.unit or factor.unit)
 
 
 def parse_number(text: str) -> Fraction | None:
@@ -57,12 +67,18 @@ def read_number(text: str) -> Number | None:
     return number
 
 
+def _step(digits: str) -> Fraction | None:
+    _, point, decimals = digits.partition(".")
+    return Fraction(1, 10 ** len(decimals)) if point else None
+
+
 def _read(text: str, unit: str) -> Number | None:
+    step = None
     if match := _DECIMAL.fullmatch(text):
-        value = Fraction(match[2].replace(",", "").replace(" ", ""))
+        value, step = Fraction(match[2].replace(",", "").replace(" ", "")), _step(match[2])
     elif match := _FRACTION.fullmatch(text):
         top, bottom = (match[3], match[4]) if match[3] else (match[5] or match[6], match[7] or match[8])
-        if int(bottom) <= 0 or bottom[0] in "+" or int(top) % int(bottom) == 0 or (match[2] and top[0] in "+-"):
+        if int(bottom) == 0 or int(top) % int(bottom) == 0 or (match[2] and (top + bottom).lstrip("0123456789")):
             return None
         value = int(match[2] or 0) + Fraction(int(top), int(bottom))
     elif match := _SCIENTIFIC.fullmatch(text):
@@ -70,6 +86,7 @@ def _read(text: str, unit: str) -> Number | None:
         if abs(exponent) > MAX_EXPONENT:
             return None
         value = Fraction(match[2]) * Fraction(10) ** exponent
+        step = (_step(match[2]) or Fraction(1)) * Fraction(10) ** exponent if "." in match[2] or exponent < 0 else None
     else:
         return None
-    return Number(-value if match[1] == "-" else value, "." in text, unit)
+    return Number(-value if match[1] == "-" else value, step, unit)

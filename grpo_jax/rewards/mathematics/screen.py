@@ -17,9 +17,10 @@ _COMMANDS = frozenset(
         *("overline", "bar", "vec", "hat", "begin{pmatrix}", "end{pmatrix}", "begin{bmatrix}", "end{bmatrix}"),
     )
 )
+_READER_ONLY = re.compile(r"\\(?:overline|bar|vec|hat|max|min|gcd|lcm|begin)(?![A-Za-z])")
 _TOKEN = re.compile(
     r"\\((?:begin|end)\{[a-z]+\}|[A-Za-z]+)"
-    r"|(?<![0-9])[0-9]{1,9}(?![0-9]| +[0-9])"  # no decimals, which it reads as floats; two numbers side by side it may add
+    r"|(?<![0-9])[0-9]{1,9}(?![0-9]| +[0-9]| *\\frac)"  # decimals become floats; numbers side by side, sums
     r"|\^(?:[a-z2-9]|\{-?[0-9]{1,2}\}|\{[a-z]\})(?![0-9 ]*[\^!'])"  # no towers
     r"|(?<![A-Za-z])[A-Za-z]{1,2}(?![A-Za-z'])"
     r"|\\\\|[-+*/(){},& ]"
@@ -40,6 +41,11 @@ def passes(text: str) -> bool:
         if not 0 <= depth <= MAX_DEPTH:
             return False
     return depth == 0
+
+
+def needed(text: str) -> bool:
+    """Whether `text` has a command that the grammar of expression.py does not know and that reader does."""
+    return _READER_ONLY.search(text) is not None
 
 
 def letters(text: str) -> frozenset[str]:

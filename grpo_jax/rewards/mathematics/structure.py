@@ -50,19 +50,22 @@ _LETTER = r"(?:[A-Za-z]|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|si
 _SUBSCRIPT = r"(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9,]{1,8}\}))?"
 _NAME = re.compile(
     rf"{_LETTER}{_SUBSCRIPT}'{{0,2}}(?:\^\{{-1\}})?(?:\([a-z](?:,[a-z]){{0,2}}\))?"  # x, x_1, f(x), f^{-1}(x)
-    r"|(?:\\angle|\\overline)? ?\{?[A-Z]{1,4}\}?"  # AB, \angle ABC
-    r"|(?:\\text\{)?[A-Za-z]{3,20}\}?"  # Area
+    r"|(?:m? ?\\angle|\\overline)? ?\{?[A-Z]{1,4}\}?"  # AB, \angle ABC
+    r"|(?i:(?:\\text\{)? ?(?:area|perimeter|circumference|volume|length|width|height|distance|radius|slope|speed|time|age"
+    r"|cost|price|total|sum|difference|product|quotient|mean|median|mode|average|probability|value|result|answer) ?\}?)"
     r"|\([a-z](?:,[a-z]){1,3}\)"  # (x,y)
 )
 _VARIABLE = re.compile(rf"{_LETTER}{_SUBSCRIPT}")
 _INFINITY = re.compile(r"([-+]?) ?(?:\\infty|infinity|inf|oo)")
-_BASED = re.compile(r"\(?([0-9A-Fa-f]+)\)?_(?:\{ ?([0-9]{1,2}) ?\}|([0-9]))")
+_BASED = re.compile(r"\(?([0-9A-Fa-f]+)\)?_(?:\{ ?(?:\\text ?\{)? ?([0-9]{1,2}|[a-z]{3,7}) ?\}?\}|([0-9]))")
+_BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "sixteen": 16}
 _TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})(?: ?([ap])\.? ?m\.?)?", re.IGNORECASE)
 _RATIO = re.compile(r"[0-9]{1,9}(?: ?: ?[0-9]{1,9}){1,4}")
-_WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*[A-Za-z]")
-_SHORT_WORDS = frozenset(("yes", "no", "odd", "one", "two", "six", "ten", "red", "even"))
-_WHOLE_TEXT = re.compile(r"\\text ?\{([^{}\\]*)\}")
+_WORDS = re.compile(r"(?=.*[A-Za-z]{3})[A-Za-z']+(?:-[A-Za-z]{2,})*(?: [A-Za-z']+(?:-[A-Za-z]{2,})*)*")
+_SHORT_WORDS = frozenset(("yes", "no", "odd", "one", "two", "six", "ten", "red"))
+_WHOLE_TEXT = re.compile(r"\\text ?\{((?:[^{}\\]|\\and|\\or)*)\}")
 _MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array|smallmatrix)\}(?:\{[lcr| ]*\})?(.*)\\end\{\1\}")
+_ANGLE_FUNCTION = re.compile("sin|cos|tan|cot|sec|csc")
 _BRACKETS = ((r"\{", r"\}"), ("{", "}"), (r"\langle", r"\rangle"), ("(", ")"), ("(", "]"), ("[", ")"), ("[", "]"))
 _ALL_REALS = frozenset((r"\mathbb{R}", r"\mathbb R", r"\text{all real numbers}", "all real numbers"))
 
@@ -84,6 +87,8 @@ def read(text: str, depth: int = 0) -> Node:
 
 def _expression(text: str) -> Node:
     rest, unit = split_unit(text)
+    if unit == "degree" and _ANGLE_FUNCTION.search(rest):
+        rest, unit = text, ""  # sin 30° is not sin 30
     return Node("expression", _squeezed(rest), unit=unit)
 
 
@@ -121,15 +126,20 @@ def _whole_text(text: str, depth: int) -> Node | None:
     if match is None or not match[1].strip():
         return None
     inner = match[1].strip()
-    if _WORDS.fullmatch(inner):
+    if _WORDS.fullmatch(inner) or inner.lower() in _SHORT_WORDS:
         return Node("word", " ".join(inner.lower().split()))
     return read(inner, depth + 1)
 
 
 def _matrix(text: str, depth: int) -> Node | None:
     bare = text[1:-1].strip() if text[:1] in ("(", "[") and text[1:].lstrip().startswith(r"\begin{array}") else text
-    match = _MATRIX.fullmatch(bare)
-    if match is None or match[1] in ("vmatrix", "Vmatrix") or r"\begin" in match[2]:
+    before, begin, _ = bare.partition(r"\begin")
+    match = _MATRIX.fullmatch(bare, len(before))
+    if not begin or match is None or match[1] in ("vmatrix", "Vmatrix") or r"\begin" in match[2]:
+        return None
+    before = before.strip().removesuffix("*").strip()
+    factor = read_number({"": "1", "-": "-1"}.get(before, before))
+    if factor is None:
         return None
     rows = [row.strip() for row in match[2].split(r"\\")]
     if rows and not rows[-1]:
@@ -141,10 +151,19 @@ def _matrix(text: str, depth: int) -> Node | None:
         items = _items([cell.strip() for cell in row.split("&")], depth)
         if items is None:
             return None
-        nodes.append(Node("()", "", items))
+        nodes.append(Node("()", "", tuple(_times(item, factor) for item in items)))
     if len({len(node.items) for node in nodes}) != 1:
         return None
     return Node("matrix", _squeezed(text), tuple(nodes))
+
+
+def _times(item: Node, factor: Number) -> Node:
+    """An entry of a matrix, times the number before the matrix."""
+    if factor.value == 1:
+        return item
+    if item.number is not None:
+        return dataclasses.replace(item, number=item.number.times(factor))
+    return _expression(f"({factor.value})*({item.text})" if item.kind == "expression" else "")
 
 
 def _union(text: str, depth: int) -> Node | None:
@@ -183,6 +202,8 @@ def _interval(sides: list[str], signs: list[str], depth: int) -> Node | None:
         sides, signs = sides[::-1], [_FLIPPED[sign] for sign in reversed(signs)]
     name = _squeezed(sides[0] if len(sides) == 2 else sides[1])
     bounds = [side for side in sides if _squeezed(side) != name]
+    if len(sides) == 2 and any(re.search(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", bound) for bound in bounds):
+        return None  # y > 2x + 1 is an inequality of two letters
     if not _VARIABLE.fullmatch(name) or len(bounds) != len(sides) - 1 or any(_mentions(bound, name) for bound in bounds):
         return None
     ends = [read(bound, depth + 1) for bound in bounds]
@@ -251,14 +272,15 @@ def _special(text: str, depth: int) -> Node | None:
     if text in _ALL_REALS:
         return Node("()", "", (Node("infinity", "-"), Node("infinity", "+")))
     if match := _BASED.fullmatch(text):
-        digits, base = match[1].lstrip("0").upper() or "0", match[2] or match[3]
-        if 2 <= int(base) <= 16 and all(int(digit, 16) < int(base) for digit in digits):
+        digits, written = match[1].lstrip("0").upper() or "0", match[2] or match[3]
+        base = int(written) if written.isdigit() else _BASES.get(written, 0)
+        if 2 <= base <= 16 and all(int(digit, 16) < base for digit in digits):
             return Node("based", f"{digits}_{base}")
     if match := _TIME.fullmatch(text):
         return Node("time", f"{int(match[1])}:{match[2]}{(match[3] or '').lower()}")
     if _RATIO.fullmatch(text):
         return Node("ratio", "", tuple(read(part, depth + 1) for part in text.split(":")))
-    if _WORDS.fullmatch(text) and (len(text) > 3 or text.lower() in _SHORT_WORDS):
+    if text.lower() in _SHORT_WORDS or (len(text) > 3 and _WORDS.fullmatch(text)):
         return Node("word", " ".join(text.lower().split()))
     return None
 

@@ -1,4 +1,4 @@
-"""Units: what may stand beside a number without being a part of it. A closed list; any other word is not understood."""
+"""Units: what may stand beside a number without being a part of it. A closed list, and any words in `\\text`."""
 
 import re
 
@@ -50,6 +50,16 @@ _ALIASES = {
     "kmh": "kph",
 }
 _UNITS = {alias: unit for unit, aliases in _ALIASES.items() for alias in aliases.split()}
+# What \text beside a number may not say: that it is another number, or none for sure.
+CHANGING_WORDS = re.compile(
+    r"\b(?:not?|nor|never|neither|either|or|and|between|about|around|approximately|roughly|maybe|perhaps|probably|possibly"
+    r"|at|least|most|more|less|fewer|over|under|than|up|to|times|plus|minus|squared|cubed|factorial|halves|half|thirds?"
+    r"|quarters?|fourths?|fifths?|pairs?|dozens?|scores?|gross|tens|hundreds?|thousands?|millions?|billions?|trillions?"
+    r"|lakhs?|crores?|[kmb]|mod|modulo|base|if|when|where|unless|else|otherwise|except|without|is|are|was|wrong|false"
+    r"|sin|cos|tan|cot|sec|csc|log|exp|sqrt|lim|max|min|gcd|lcm|twice|double|triple|squares?|cubes?|roots?|negative)\b",
+    re.IGNORECASE,
+)
+_ANY_WORDS = re.compile(r"[a-z]{3,20}(?: [a-z]{2,20}){0,2}|[a-z]{2}(?: [a-z]{2,20}){1,2}")
 _POWERS = {"square": "^2", "sq": "^2", "squared": "^2", "cubic": "^3", "cu": "^3", "cubed": "^3"}
 
 _TAIL = re.compile(
@@ -62,7 +72,8 @@ _CURRENCY = re.compile(r"([-+]?) ?([$€£¥]) ?([-+]?)(?=[0-9.])")
 def split_unit(text: str) -> tuple[str, str]:
     """(`text` without the unit that ends it, the unit's one name), or (`text`, "") where no known unit ends it.
 
-    A unit of one letter counts only in `\\text`: "5m" can be a product.
+    A unit of one letter counts only in `\\text`: "5m" can be a product. In `\\text` any few small words that do not change
+    the number are a unit, as in "5 apples".
     """
     match = _TAIL.search(text)
     if match is None or not match.start():
@@ -72,6 +83,9 @@ def split_unit(text: str) -> tuple[str, str]:
         unit = None if power else "percent" if match[1] else "degree"
     else:
         unit = _unit(match[3] or match[4], letters=match[3] is not None)
+        if unit is None and match[3] is not None and not power:
+            words = match[3].strip().removesuffix(".")
+            unit = words.removesuffix("s") if _ANY_WORDS.fullmatch(words) and not CHANGING_WORDS.search(words) else None
         if unit is not None and power:
             unit += f"^{power}"
     rest = text[: match.start()].rstrip()

@@ -4,7 +4,9 @@ import pytest
 
 from grpo_jax.rewards import EXTRACTORS
 
-tag, boxed, mark, number = (EXTRACTORS[name] for name in ("answer_tag", "boxed", "hash_mark", "last_number"))
+tag, boxed, mark, number, combined = (
+    EXTRACTORS[name] for name in ("answer_tag", "boxed", "hash_mark", "last_number", "math")
+)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,19 @@ def test_the_last_complete_answer_tag_counts(text, answer):
         (r"so \boxed{\frac{1}{2}} it is", r"\frac{1}{2}"),
         (r"\boxed{1} or rather \boxed{2}", "2"),
         (r"\boxed{1", None),
+        (r"\boxed{1} and \boxed{2", None),
+        (r"{ \boxed{1}", "1"),
+        (r"\boxed{1 and then \boxed{2}", "2"),
+        (r"\fbox{3}", "3"),
+        (r"\boxed {4}", "4"),
+        (r"\boxed 4.", "4"),
+        (r"\boxed{4} = \boxed5", "5"),
+        (r"\boxed 45", None),
+        (r"\boxed{}", ""),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        (r"\boxed{a\\}", r"a\\"),
+        (r"\boxed{\boxed{5}}", r"\boxed{5}"),
+        (r"\boxed{18 \boxed{19}}", r"18 \boxed{19}"),
         ("1", None),
     ],
 )
@@ -61,3 +76,88 @@ def test_the_line_after_the_last_hash_mark_counts(text, answer):
 )
 def test_the_last_number_is_written_in_ascii_digits(text, answer):
     assert number(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"$\boxed{3}$ and $\boxed{5}$", "3, 5"),
+        (r"\boxed{3},\boxed{4}, \boxed{5}", "3, 4, 5"),
+        (r"\boxed{x=3} or \boxed{x=5}", "x=3 or x=5"),
+        (r"\boxed{3}\text{ and }\boxed{5}", "3, 5"),
+        (r"\boxed{3}\boxed{5}", "3, 5"),
+        (r"\boxed{3} / \boxed{5}", "3, 5"),
+        (r"\boxed{5}. \boxed{5}", "5"),
+        (r"\boxed{3} is half of \boxed{6}", "6"),
+        (r"\boxed{}, \boxed{5}", ", 5"),
+    ],
+)
+def test_boxes_side_by_side_are_one_list(text, answer):
+    assert boxed(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("p = 3/4.", "3/4"),
+        ("It takes 1 1/2 hours.", "1 1/2"),
+        ("on 12/25/2024", "2024"),
+        ("1.2e3 of them", "1.2e3"),
+        (r"about 1.2 \times 10^3", r"1.2 \times 10^3"),
+        ("temperature −5", "−5"),
+        ("４2", None),
+        ("7 and 4２", None),
+        ("5e", "5"),
+        (f"7 {'x' * 100_000}", "7"),
+    ],
+)
+def test_the_last_number_is_whole(text, answer):
+    assert number(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        # the order of the places
+        (r"\boxed{1} #### 2 <answer>3</answer> The answer is 4. 5", "3"),
+        (r"<answer>so \boxed{1}, 2</answer>", "1"),
+        ("<answer>#### 1</answer>", "1"),
+        ("<answer>Answer: 1</answer>", "1"),
+        ("<answer>1 or 2</answer>", "1 or 2"),
+        (r"<answer>\boxed{1</answer>", r"\boxed{1"),
+        (r"#### 2 \boxed{1} The answer is 4. 5", "1"),
+        ("The answer is 4.\n#### 2\n5", "2"),
+        ("The answer is 4. Check: 2+2", "4"),
+        ("We get 4 and then 5.", "5"),
+        # an empty or broken place is not an invitation to look elsewhere
+        ("42 <answer></answer>", ""),
+        (r"42 \boxed{}", ""),
+        (r"The answer is 42. \boxed{42", None),
+        # the phrase
+        ("The answer is $x = 5$ because of it.", "x = 5"),
+        ("**Answer:** 18", "18"),
+        ("Final Answer: **18**", "18"),
+        ("the answer is 18 red apples.", "18"),
+        ("the answer is therefore 18", "18"),
+        ("The answer is:\n\n$$18$$", "18"),
+        ("Answer: 3.5. That is it.", "3.5"),
+        ("Answer: (B)", "(B)"),
+        ("The answer is 18 or 19.", "18 or 19"),
+        ("The answer is 18 million.", "18 million"),
+        ("The answer is twice 18.", "twice 18"),
+        ("Answer: $5$ or $6$", "$5$ or $6$"),
+        ("Answer: $5$ hundred", "$5$ hundred"),
+        # the final number, where it stands for itself
+        ("either 18 or 19", None),
+        ("18, 19", None),
+        ("18 - 19", None),
+        ("5 or is it 6", None),
+        ("2^10", None),
+        ("52_8", None),
+        ("5x", "5"),
+        ("no number", None),
+        ("", None),
+    ],
+)
+def test_the_combined_convention_takes_the_first_place_there_is(text, answer):
+    assert combined(text) == answer

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_jax.rewards import equal_final, equal_value
+from grpo_jax.rewards import RewardInput, equal_final, equal_value
+from grpo_jax.rewards.mathematics import MathConfig, equality, math_reward
 from grpo_jax.rewards.mathematics.numbers import parse_number
 
 
@@ -223,3 +224,113 @@ def test_hostile_answers_score_nothing_and_take_no_time(attack, reference, tmp_p
 def test_no_text_raises_or_equals_a_number_that_it_is_not(text):
     assert not equal_final(text, "987654321") or parse_number(text.strip(" $.")) == 987654321
     equal_value(text, "5")
+
+
+NUMBERS = st.fractions(max_denominator=1000).map(str) | st.integers(-(10**6), 10**6).map(str)
+LETTERS = st.sampled_from(["x", "y", "x+1", r"\sqrt{2}", r"\frac{x}{2}", r"\pi"])
+
+
+def answers():
+    """Answers of many kinds, each with a text that means the same."""
+    leaves = NUMBERS.map(lambda text: (text, f"${text}$")) | LETTERS.map(lambda text: (text, rf"\displaystyle {text}"))
+
+    def container(inner):
+        items = st.lists(inner, min_size=2, max_size=3)
+
+        def bracketed(opening, closing, pairs):
+            left, right = zip(*pairs, strict=True)
+            return opening + ",".join(left) + closing, rf"\left{opening} {' , '.join(right)}\right{closing}"
+
+        return (
+            items.map(lambda pairs: bracketed("(", ")", pairs))
+            | items.map(lambda pairs: bracketed("[", ")", pairs))
+            | items.map(lambda pairs: (bracketed(r"\{", r"\}", pairs)[0], bracketed(r"\{", r"\}", pairs[::-1])[1]))
+        )
+
+    return leaves | container(leaves)
+
+
+@settings(max_examples=60, deadline=None)
+@given(answers())
+def test_another_notation_of_an_answer_is_equal_in_both_directions(pair):
+    left, right = pair
+    right = right.replace("$", "")
+    assert equal_final(left, right) and equal_final(right, left)
+
+
+@settings(max_examples=60, deadline=None)
+@given(answers(), answers())
+def test_equality_is_symmetric_where_nothing_is_left_to_compute(left, right):
+    assert equal_final(left[0], right[0]) == equal_final(right[0], left[0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(-99, 99), min_size=2, max_size=5, unique=True), st.integers(100, 200), st.randoms())
+def test_a_set_equals_its_rearrangements_and_neither_a_subset_nor_a_superset(items, other, random):
+    reference = ", ".join(map(str, items))
+    shuffled = random.sample(items, len(items))
+    assert equal_final(" and ".join(map(str, shuffled)), reference)
+    assert not equal_final(", ".join(map(str, items[1:])), reference)
+    assert not equal_final(f"{reference}, {other}", reference)
+    assert not equal_final(f"{reference}, {items[0]}", reference)
+    assert not equal_final(reference.replace(str(items[0]), str(other), 1), reference)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "tolerance", "equal"),
+    [
+        ("0.3333333333", "1/3", 1e-6, True),
+        ("0.3333333333", "1/3", 0, False),
+        ("0.333", "1/3", 1e-2, True),
+        ("0.333", "1/3", 1e-6, False),
+        ("3.14", "3.1415", 1e-2, True),
+        ("3.15", "3.14", 1e-2, False),  # a whole unit of the last place
+        ("1234567.85", "1234567.86", 1e-6, False),
+        ("42.0000001", "42", 1e-2, False),  # an integer is exact
+        ("41", "42", 1e-2, False),
+        ("333/1000", "1/3", 1e-2, False),  # two fractions are exact
+        ("0.5", "1/2", 0, True),
+        ("(0.3333333333, 1)", "(1/3, 1)", 1e-6, True),
+        ("-0.3333333333", "1/3", 1e-6, False),
+        ("0", "0.0000001", 1e-6, False),
+        ("6.7200001e-5", "6.72e-5", 1e-6, True),
+        ("3.14159265358979", r"\pi", 1e-2, False),
+    ],
+)
+def test_the_tolerance_is_for_rounded_decimals(answer, reference, tolerance, equal):
+    assert equality(MathConfig(tolerance=tolerance))(answer, reference) is equal
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tolerance": -1e-9}, "tolerance is -1e-09, but it must be in"),
+        ({"tolerance": 0.02}, "tolerance is 0.02, but it must be in"),
+        ({"tolerance": float("nan")}, "tolerance is nan, but it must be in"),
+        ({"time_limit": 0}, "time_limit is 0, but it must be a finite number"),
+        ({"time_limit": float("inf")}, "time_limit is inf, but it must be a finite number"),
+    ],
+)
+def test_a_config_that_could_not_judge_is_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        MathConfig(**values)
+
+
+def test_the_time_limit_is_for_a_whole_answer():
+    slow = ",".join(f"(a+b+c+d)^{power}-(a-b)^{power}" for power in range(20, 32))
+    other = ",".join(f"(a-b+c+d)^{power}-(a-b)^{power}+0*x" for power in range(20, 32))
+    assert equality(MathConfig(time_limit=30))("x+x", "2x")
+    started = time.monotonic()
+    assert not equality(MathConfig(time_limit=0.2))(slow, other)
+    assert time.monotonic() - started < 60
+
+
+def test_the_math_reward_finds_and_compares():
+    def score(completion, reference, reward=math_reward()):  # noqa: B008
+        return reward(RewardInput(prompt="", completion=completion, reference=reference, ids=(), end="eos"))
+
+    assert score(r"So $\boxed{\frac{2}{4}}$.", "0.5") == 1
+    assert score(r"So $\boxed{0.51}$.", "0.5") == 0
+    assert score("no answer", "0.5") == 0
+    assert score("5", " ") is None
+    assert score("#### 0.334", "1/3", math_reward(MathConfig(tolerance=0.01))) == 1

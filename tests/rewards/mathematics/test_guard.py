@@ -1,4 +1,4 @@
-"""The sympy worker: killed when it takes too long, and gone when its owner is."""
+"""The guard's worker: killed when it takes too long, and gone when its owner is."""
 
 import ast
 import gc
@@ -13,7 +13,7 @@ import pytest
 
 from grpo_jax.rewards.mathematics import guard
 from grpo_jax.rewards.mathematics.expression import parse
-from grpo_jax.rewards.mathematics.guard import _SCRIPT, Guard
+from grpo_jax.rewards.mathematics.guard import _SCRIPT, Budget, Guard
 
 X_PLUS_X, TWO_X = parse("x+x"), parse("2x")
 # Built by hand: the grammar refuses it. 7^(10^10) keeps one multiplication inside the interpreter lock for minutes.
@@ -137,7 +137,7 @@ import sys, time
 from grpo_jax.rewards.mathematics.expression import parse
 from grpo_jax.rewards.mathematics.guard import shared
 worker = shared()
-worker.time_limit = 1
+worker.time_limit = {limit}
 worker.equal(parse("x+x"), parse("2x"))
 print(worker.pid, flush=True)
 {then}
@@ -150,8 +150,8 @@ time.sleep(60)
 """
 
 
-def owner(then):
-    return subprocess.Popen([sys.executable, "-c", CHILD.format(then=then)], stdout=subprocess.PIPE, text=True)
+def owner(then, limit=1):
+    return subprocess.Popen([sys.executable, "-c", CHILD.format(then=then, limit=limit)], stdout=subprocess.PIPE, text=True)
 
 
 @needs_proc
@@ -172,8 +172,84 @@ def test_the_worker_ends_by_itself_when_its_owner_is_killed(then):
     assert alive(pid)
     process.kill()
     process.wait()
-    # Idle: at once. Computing: when it has used its processor time.
+    # Idle: at the end of its input. Computing: killed with the main thread that started it, by the system.
     assert gone(pid, 60)
+
+
+@needs_proc
+@pytest.mark.skipif(sys.platform != "linux", reason="the system signals the death of a parent on Linux")
+def test_a_computing_worker_is_killed_with_its_owner_long_before_its_time_is_up():
+    process = owner(STUCK.replace("time.sleep(60)", "time.sleep(600)"), limit=500)
+    pid = int(process.stdout.readline())
+    time.sleep(0.5)
+    process.kill()
+    process.wait()
+    assert gone(pid, 20)
+
+
+@needs_proc
+def test_a_worker_started_by_a_thread_outlives_the_thread():
+    worker = Guard()
+    thread = threading.Thread(target=worker.equal, args=(X_PLUS_X, TWO_X))
+    thread.start()
+    thread.join()
+    pid = worker.pid
+    time.sleep(0.2)
+    assert alive(pid)
+    assert worker.equal(X_PLUS_X, TWO_X) and worker.pid == pid
+    worker.close()
+
+
+def test_one_budget_serves_all_the_questions_of_an_answer(worker):
+    budget = Budget(1.0)
+    assert worker.equal(X_PLUS_X, TWO_X, budget)
+    assert 0 < budget.seconds <= 1 - guard.LEAST_COST
+    assert not worker.equal(ENDLESS, ("number", "1"), budget)
+    assert budget.seconds == 0
+    before = worker.pid
+    assert not worker.equal(X_PLUS_X, TWO_X, budget), "nothing is left"
+    assert worker.pid == before
+
+
+def claim(worker, name, left, right):
+    return worker.prove(name, *(side if name == "latex" else parse(side) for side in (left, right)))
+
+
+@pytest.mark.parametrize(
+    ("name", "left", "right", "proved"),
+    [
+        ("equal", "x^2-1", "(x-1)(x+1)", True),
+        ("equal", "1/(x-x)", "1/(x-x)", False),
+        ("equation", "y-2x", "2x-y", True),
+        ("equation", "3y-6x", "2x-y", True),
+        ("equation", "y-2x", "y-2x-1", False),
+        ("equation", "xy-2x^2", "y-2x", False),
+        ("equation", "x-x", "y-2x", False),
+        ("equation", "x-x", "x-x", False),
+        ("equation", "1", "2", False),
+        ("equation", "y^2-x^2", "y-x", False),
+        ("relation", "2y-x", "4y-2x", True),
+        ("relation", "2y-x", "x-2y", False),
+        ("latex", r"\overline{AB}+1", r"1+\overline{AB}", True),
+        ("latex", r"\overline{AB}", r"\overline{AC}", False),
+        ("latex", r"\begin{pmatrix}1&2\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}", True),
+        ("latex", r"\begin{pmatrix}1&2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", False),
+        ("latex", "x )", "x )", False),
+        ("latex", "1 = 1", "1 = 1", False),
+        ("latex", "0.5", "0.5", False),
+    ],
+)
+def test_what_the_worker_proves(worker, name, left, right, proved):
+    assert claim(worker, name, left, right) is proved
+
+
+def test_the_first_latex_question_does_not_pay_for_the_import():
+    worker = Guard(time_limit=60)
+    budget = Budget(60.0)
+    worker.prove("latex", r"\vec{v}", r"\vec{w}", budget)
+    used = 60 - budget.seconds
+    worker.close()
+    assert used < 1
 
 
 def test_a_forked_child_does_not_read_its_parents_answers():

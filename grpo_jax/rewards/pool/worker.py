@@ -1,6 +1,6 @@
 """The process of one worker: judges the rows that it is sent, and ends with the trainer.
 
-Run as `python -m grpo_jax.rewards.pool_worker`. It reads pickles from its standard input: first (search path, config, names
+Run as `python -m grpo_jax.rewards.pool.worker`. It reads pickles from its standard input: first (search path, config, names
 of rewards, seconds for one verdict, parent's process id), then lists of (number, name, row). It answers with lines of
 JSON: {"ready": true} or {"refused": text}, then [number, name, value, failure, report] for each row and reward.
 """

@@ -39,7 +39,7 @@ class WorkerProcess:
         self._buffer = b""
         self._process = subprocess.Popen(
             # -P keeps the current folder off the path unless it is on this interpreter's.
-            [sys.executable, "-P", "-m", "grpo_jax.rewards.pool_worker"],
+            [sys.executable, "-P", "-m", "grpo_jax.rewards.pool.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

@@ -17,8 +17,8 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo_jax.rewards.pool_config import PoolConfig
-from grpo_jax.rewards.pool_process import WorkerEnded, WorkerProcess, WorkerRefused
+from grpo_jax.rewards.pool.config import PoolConfig
+from grpo_jax.rewards.pool.process import WorkerEnded, WorkerProcess, WorkerRefused
 from grpo_jax.rewards.protocol import RewardInput
 from grpo_jax.rewards.verdict import MAX_REPORT, Verdict, timed_out
 
@@ -28,7 +28,7 @@ GIVE_UP_AFTER = 8
 """Rows of a batch on which one reward may hang or end its process before its other rows are given up: waiting out each would
 stop the run."""
 
-_ROWS_AT_ONCE = 16
+_ITEMS_AT_ONCE = 16
 _AWAITED_GRACE = 5.0  # awaited rewards are timed by the worker, together
 _RESTARTS = 3  # of a worker that could be started before
 
@@ -42,18 +42,18 @@ class PoolClosed(RuntimeError):
 class PendingVerdicts:
     """Verdicts to come, of rows that were handed in together."""
 
-    def __init__(self, rows: Sequence[RewardInput], names: Sequence[str], *, probe: bool = False) -> None:
+    def __init__(self, rows: Sequence[RewardInput], asked: Mapping[str, Sequence[int]], *, probe: bool = False) -> None:
         self.rows, self.probe = rows, probe
-        self._verdicts: dict[str, list[Verdict | None]] = {name: [None] * len(rows) for name in names}
-        self._left = len(rows) * len(names)
-        self._lost: dict[str, list[Verdict]] = {name: [] for name in names}
+        self._verdicts: dict[str, dict[int, Verdict | None]] = {name: dict.fromkeys(asked[name]) for name in asked}
+        self._left = sum(map(len, self._verdicts.values()))
+        self._lost: dict[str, list[Verdict]] = {name: [] for name in asked}
         self._refused: str | None = None
         self._lock, self._done = threading.Lock(), threading.Event()
         if not self._left and not probe:
             self._done.set()
 
-    def result(self) -> dict[str, list[Verdict]]:
-        """The verdict of each row by each reward, once all are there.
+    def result(self) -> dict[str, dict[int, Verdict]]:
+        """The verdicts of each reward by the number of the row, once all are there.
 
         Raises:
           PoolClosed: the pool was closed before.
@@ -67,7 +67,15 @@ class PendingVerdicts:
         with self._lock:
             if self._left:
                 raise PoolClosed("the pool of reward workers was closed while rows waited to be judged")
-        return {name: [verdict or Verdict() for verdict in verdicts] for name, verdicts in self._verdicts.items()}
+        return {
+            name: {index: verdict for index, verdict in verdicts.items() if verdict is not None}
+            for name, verdicts in self._verdicts.items()
+        }
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is to come."""
+        return self._done.is_set()
 
     def has(self, index: int, name: str) -> bool:
         """Whether this verdict is there."""
@@ -106,7 +114,7 @@ class _Shared:
         self.timeout, self.setup, self.awaited = config.timeout, setup, awaited
         # Of a few rows each: what waits is bounded, and with it the memory.
         self.tasks: queue.Queue[tuple[PendingVerdicts, list[_Item]] | None] = queue.Queue(
-            max(config.max_pending // _ROWS_AT_ONCE, config.processes)
+            max(config.max_pending // _ITEMS_AT_ONCE, config.processes)
         )
         self.closing = threading.Event()
         self.lock = threading.Lock()
@@ -147,20 +155,27 @@ class RewardPool:
         """Workers that took the place of one that hung or died."""
         return self._shared.restarts
 
-    def submit(self, rows: Sequence[RewardInput]) -> PendingVerdicts:
-        """Hands in rows to be judged by all rewards; waits while too many rows wait already.
+    def submit(self, rows: Sequence[RewardInput], asked: Mapping[str, Sequence[int]] | None = None) -> PendingVerdicts:
+        """Hands in rows to be judged; waits while too many rows wait already.
+
+        Args:
+          rows: the rows.
+          asked: component's name to the numbers of the rows that it is to judge; None for all rows and components.
 
         Raises:
           PoolClosed: the pool is closed.
         """
-        self._start()
-        pending = PendingVerdicts(rows, list(self.rewards))
-        sync = [name for name in self.rewards if name not in self._shared.awaited]
-        awaited = [name for name in self.rewards if name in self._shared.awaited]
-        for names, at_once in ((sync, min(_ROWS_AT_ONCE, self._share(len(rows)))), (awaited, _ROWS_AT_ONCE)):
-            for start in range(0, len(rows) if names else 0, at_once):
-                items = [(index, name) for index in range(start, min(start + at_once, len(rows))) for name in names]
-                self._put((pending, items))
+        asked = {name: range(len(rows)) for name in self.rewards} if asked is None else asked
+        pending = PendingVerdicts(rows, asked)
+        if not pending.done:
+            self._start()
+        for awaited in (False, True):
+            items = sorted(
+                (index, name) for name in asked if (name in self._shared.awaited) == awaited for index in asked[name]
+            )
+            at_once = _ITEMS_AT_ONCE if awaited else min(_ITEMS_AT_ONCE, self._share(len(items)))
+            for start in range(0, len(items), at_once):
+                self._put((pending, items[start : start + at_once]))
         return pending
 
     def check(self) -> None:
@@ -170,7 +185,7 @@ class RewardPool:
           ValueError: it cannot.
         """
         self._start()
-        probe = PendingVerdicts((), (), probe=True)
+        probe = PendingVerdicts((), {}, probe=True)
         self._put((probe, []))
         probe.result()
 
@@ -178,9 +193,9 @@ class RewardPool:
         """Ends the workers at once; rows that wait get no verdict."""
         self._finalizer()
 
-    def _share(self, rows: int) -> int:
-        """Rows of one task: a few for each worker, so that none waits long for the last."""
-        return max(1, rows // (4 * self.config.processes))
+    def _share(self, items: int) -> int:
+        """The size of a task: several for each worker, so that none waits long for the last."""
+        return max(1, items // (4 * self.config.processes))
 
     def _put(self, task: tuple[PendingVerdicts, list[_Item]]) -> None:
         while True:
