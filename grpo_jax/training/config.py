@@ -7,6 +7,7 @@ is validated there; here stand the sections that only a run has. Rules that span
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from grpo_jax.data import CurriculumConfig, PromptConfig
 from grpo_jax.generation import SamplerConfig
@@ -65,7 +66,8 @@ class DataConfig:
     """The problems, the prompt around them, and the order in which stages are trained.
 
     Attributes:
-        task: A task by registered name (`arithmetic`, `jsonl`, `gsm8k`) or by dotted path (`package.module:factory`).
+        task: A task by registered name (`arithmetic`, `jsonl`, `gsm8k`, `math`, `humaneval`, `reasoning_gym`) or by dotted
+            path (`package.module:factory`).
         path: The file of training problems, for tasks that read one.
         heldout_path: The file of held-out problems. Null holds out a part of `path`, chosen by each problem's key.
         options: Further options of the task, by name.
@@ -78,7 +80,7 @@ class DataConfig:
     task: str = "arithmetic"
     path: str | None = None
     heldout_path: str | None = None
-    options: Mapping[str, bool | int | float | str | None] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tokenizer: TokenizerConfig = TokenizerConfig()
     prompt: PromptConfig = dataclasses.field(default_factory=PromptConfig)
     curriculum: CurriculumConfig = dataclasses.field(default_factory=CurriculumConfig)
@@ -97,7 +99,7 @@ class DataConfig:
         _require(not twice, "options", dict(self.options), f"without {', '.join(sorted(twice))}, which data itself has")
 
     @property
-    def task_options(self) -> dict[str, bool | int | float | str | None]:
+    def task_options(self) -> dict[str, Any]:
         """What `grpo_jax.data.make_task` is given besides the name."""
         files = {"path": self.path, "heldout_path": self.heldout_path}
         return {**{name: path for name, path in files.items() if path is not None}, **self.options}

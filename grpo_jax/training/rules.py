@@ -10,7 +10,9 @@ from grpo_jax.training.schedules import check_schedules
 from grpo_jax.training.schema import ConfigError
 
 # The tasks of grpo_jax.data.TASKS that read data.path.
-FILE_TASKS = ("gsm8k", "jsonl")
+FILE_TASKS = ("gsm8k", "humaneval", "jsonl", "math")
+# Those that make their own.
+MADE_TASKS = ("arithmetic", "reasoning_gym")
 
 
 def check(config: RunConfig) -> None:
@@ -87,12 +89,13 @@ def _check_data(config: RunConfig) -> None:
             f"package.module:factory" + (f". Did you mean {near[0]}?" if near else "")
         )
     _refuse_unless(
-        data.task not in FILE_TASKS or data.path is not None,
-        f"data.path is null, but the task {data.task} reads its problems from a file. Give it with --data.path FILE",
+        data.task not in FILE_TASKS or data.path is not None or data.options.get("hub") is not None,
+        f"data.path is null, but the task {data.task} reads its problems from a file. Give it with --data.path FILE, or name "
+        "a data set of the Hugging Face Hub with --data.options.hub",
     )
     _refuse_unless(
-        data.task != "arithmetic" or data.path is None,
-        f"data.path is {data.path!r}, but the task arithmetic generates its problems and reads no file. Leave it out, or "
+        data.task not in MADE_TASKS or data.path is None,
+        f"data.path is {data.path!r}, but the task {data.task} generates its problems and reads no file. Leave it out, or "
         f"set data.task to one of {', '.join(FILE_TASKS)}",
     )
     _refuse_unless(

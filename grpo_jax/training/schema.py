@@ -195,6 +195,8 @@ def describe(annotation: Any) -> str:
 
 
 def _describe_member(member: Any) -> str:
+    if member is Any:
+        return "null, true or false, a finite number, text, or a list or mapping of such"
     if dataclasses.is_dataclass(member):
         return "a section (a mapping of keys to values)"
     if _is_literal(member):
@@ -252,6 +254,8 @@ def _checked_value(root: type, annotation: Any, value: object, path: str, origin
     if value is None and is_optional(annotation):
         return None
     for member in _members(annotation):
+        if member is Any:
+            return _checked_plain(value, path, origin)
         if dataclasses.is_dataclass(member):
             return _checked_section(root, typing.cast(type, member), value, path, origin)
         kind, arguments = typing.get_origin(member), typing.get_args(member)
@@ -277,6 +281,17 @@ def _checked_value(root: type, annotation: Any, value: object, path: str, origin
     raise ConfigError(
         f"{origin}: {path} is {shown(value)}, but it must be {describe(annotation)}{_advice(annotation, value)}"
     )
+
+
+def _checked_plain(value: object, path: str, origin: str) -> Any:
+    """A value of no type of ours: null, text, a truth value, a finite number, or a list or mapping of such."""
+    if isinstance(value, Mapping):
+        return {str(key): _checked_plain(item, f"{path}.{key}", origin) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_checked_plain(item, f"{path}[{index}]", origin) for index, item in enumerate(value)]
+    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise ConfigError(f"{origin}: {path} is {shown(value)}, but it must be {describe(Any)}")
 
 
 def _scalar(member: type, value: object) -> bool | int | float | str | None:

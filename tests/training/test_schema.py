@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -150,3 +150,23 @@ def test_nearest_key(given: str, near: str | None) -> None:
 def test_names_of_a_free_mapping_may_have_dots() -> None:
     annotation, parts = schema.located(Tree, "weights.a.b:c", "1", "command line")
     assert annotation is float and parts == ["weights", "a.b:c"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Free:
+    """Options of somebody else's.
+
+    Attributes:
+      options: whatever they are.
+    """
+
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def test_free_options_hold_lists_and_mappings_and_nothing_that_yaml_lacks() -> None:
+    given = {"options": {"metadata": {"tests": "test"}, "datasets": [{"name": "a", "size": 3}, "b"], "none": None, "x": 0.5}}
+    checked = schema.checked(Free, given, "here")
+    assert schema.built(Free, checked).options == given["options"]
+    assert schema.plain(schema.built(Free, checked)) == given
+    with pytest.raises(ConfigError, match=r"here: options\.a\[1\]\.b is inf, but it must be null, true or false"):
+        schema.checked(Free, {"options": {"a": [1, {"b": float("inf")}]}}, "here")

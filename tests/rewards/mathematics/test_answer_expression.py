@@ -123,5 +123,9 @@ def test_depth_and_size_are_bounded():
     assert evaluate(parse("((2^64)^8)^7")) == 2**3584
     with pytest.raises(Unparsable, match="bits"):
         parse("((2^64)^8)^9")
+    with pytest.raises(Unparsable, match="factorial of more than 500"):
+        parse("501!")
+    with pytest.raises(Unparsable, match="binomial of more than 500"):
+        parse(r"\binom{10^9}{5}")
     with pytest.raises(Unparsable, match="characters"):
         parse("1" * 257)

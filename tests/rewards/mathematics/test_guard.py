@@ -57,9 +57,10 @@ def test_one_worker_answers_many_questions(worker):
 @needs_proc
 def test_a_comparison_without_end_is_unequal_and_its_process_is_killed(worker):
     worker.equal(X_PLUS_X, TWO_X)
-    stuck = worker.pid
+    stuck, process = worker.pid, worker._process
     assert not worker.equal(ENDLESS, ("number", "1"))
     assert not alive(stuck)
+    assert process.returncode == -signal.SIGPROF, "by the system's clock of its processor time"
     assert worker.equal(X_PLUS_X, TWO_X), "the next question gets a new worker"
 
 
