@@ -86,6 +86,8 @@ def math500(file: Path, generator: random.Random) -> None:
     for name, variant in MATH_VARIANTS.items():
         rows = [(f"So \\boxed{{{variant(gold)}}}", gold) for gold in golds]
         report(f"gold answer, {name}", rows, 1.0)
+    bare = [gold for gold in golds if re.fullmatch(r"[-0-9.,/!\\ ]+", gold)]
+    report(r"gold number, with \text{ cm}", [(f"So \\boxed{{{gold} \\text{{ cm}}}}", gold) for gold in bare], 1.0)
     # Every answer against every other one; pairs of one text are no different answers.
     pairs = [(left, right) for left in range(len(golds)) for right in range(len(golds)) if left != right]
     generator.shuffle(pairs)
