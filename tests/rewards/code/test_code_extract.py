@@ -1,0 +1,45 @@
+"""Where code is found in a completion."""
+
+import pytest
+
+from grpo_jax.rewards.code import extract_code
+from grpo_jax.rewards.code.extract import defines
+
+F = "def f(x):\n    return x\n"
+
+
+@pytest.mark.parametrize(
+    ("completion", "code"),
+    [
+        (F, F),
+        ("    return x\n", "    return x\n"),
+        (f"Here:\n```python\n{F}```\nDone.", F),
+        (f"```\n{F}```", F),
+        (f"~~~py\n{F}~~~\n", F),
+        (f"````python\n{F}````\n", F),
+        (f"```python\ndef f(x):\n    pass\n```\nBetter:\n```python\n{F}```", F),
+        (f"```python\n{F}```\nUse it:\n```python\nprint(f(1))\n```\n```\n1\n```", F),
+        (f"```python\n{F}```\n```text\ndef f(x): it returns\n```", F),
+        (f"<think>```python\ndef f(x): 1\n```</think><answer>\n```python\n{F}```\n</answer> ok", F),
+        (f"<answer>{F}</answer>", F),
+        (f"<answer> </answer>\n```python\n{F}```", F),
+        ("```python\nprint(1)\n", "```python\nprint(1)\n"),
+        (f"```python\nunclosed\n\n```python\n{F}```", F),
+        (f"1. so\n   ```python\n{F}   ```", F),
+        ("", ""),
+    ],
+)
+def test_code_is_found(completion, code):
+    assert extract_code(completion, "f") == code
+
+
+def test_without_an_entry_point_the_last_python_block_counts():
+    assert extract_code("```python\na = 1\n```\n```python\nb = 2\n```\n```\nc\n```") == "b = 2\n"
+    assert extract_code("```\na\n```\n```\nb\n```") == "b\n"
+
+
+def test_definitions_are_told_from_mentions():
+    assert defines("class Solution:\n    pass", "Solution().solve")
+    assert defines("async def f(): pass", "f") and defines("f: int = 3", "f") and defines("x = 1\nf = lambda: 0", "f")
+    for code in ("f == 3", "def ff(): pass", "  def f(): pass", "g(f)", ""):
+        assert not defines(code, "f"), code
