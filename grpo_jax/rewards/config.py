@@ -78,6 +78,7 @@ class RewardConfig:
                     f"{users}: name one under accuracy or extras"
                 )
         self._check_gates()
+        self._check_timeout()
 
     @property
     def reward_names(self) -> tuple[str, ...]:
@@ -91,6 +92,18 @@ class RewardConfig:
         given = [name for name, section in sections.items() if section is not None]
         last = ["length"] if self.length is not None else []
         return ("accuracy", "format", "termination", *given, *self.extras, *last)
+
+    def _check_timeout(self) -> None:
+        """The pool must not end a reward that keeps to its own limit: the row would be missing, and not 0."""
+        timeout = (PoolConfig() if self.pool is None else self.pool).timeout
+        if "code" in self.reward_names:
+            limits = (CodeConfig() if self.code is None else self.code).limits
+            least = 2 * max(limits.wall_seconds, limits.total_seconds)
+            if timeout < least:
+                raise ValueError(
+                    f"pool.timeout is {timeout:g}, but it must be at least {least:g} seconds with the reward code: twice "
+                    "the larger of code.limits.wall_seconds and total_seconds. Raise it, or lower those"
+                )
 
     def _check_gates(self) -> None:
         known = self.component_names

@@ -90,8 +90,8 @@ def _check_data(config: RunConfig) -> None:
         )
     _refuse_unless(
         data.task not in FILE_TASKS or data.path is not None or data.options.get("hub") is not None,
-        f"data.path is null, but the task {data.task} reads its problems from a file. Give it with --data.path FILE, or name "
-        "a data set of the Hugging Face Hub with --data.options.hub",
+        f"data.path is null, but the task {data.task} reads its problems from a file. Give it with --data.path FILE, or "
+        "name a data set of the Hugging Face Hub with --data.options.hub",
     )
     _refuse_unless(
         data.task not in MADE_TASKS or data.path is None,

@@ -471,6 +471,7 @@ def test_answers_that_need_sympy_are_judged_in_the_pool():
     [
         ({"code": CodeConfig()}, "^code is given, but .* are code: name one"),
         ({"math": MathConfig(), "accuracy": "code"}, "^math is given, but .*answer_tag"),
+        ({"accuracy": "code", "pool": PoolConfig(timeout=60)}, r"^pool\.timeout is 60, but it must be at least 120 seconds"),
     ],
 )
 def test_a_section_that_no_reward_reads_is_refused(options, message):

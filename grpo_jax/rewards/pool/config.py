@@ -17,7 +17,7 @@ class PoolConfig:
     """
 
     workers: int | None = None
-    timeout: float = 60.0
+    timeout: float = 120.0
     max_pending: int = 4096
 
     def __post_init__(self) -> None:
