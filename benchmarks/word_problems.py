@@ -46,8 +46,8 @@ grpo:
   group_size: 8
   microbatches: 8
   groups: {dead: drop}
-  kl_coef: 0.02
-  optimizer: {learning_rate: 2.0e-4}
+  kl_coef: 0.05
+  optimizer: {learning_rate: 1.0e-4}
 rollout: {max_completion_tokens: 40, chunks: 2}
 rewards:
   accuracy: math
@@ -63,10 +63,10 @@ logit_chunk: 128
 def problem(draw: random.Random) -> dict[str, str]:
     """A problem and its answer, as a line of GSM8K has them."""
     name, thing = draw.choice(NAMES), draw.choice(THINGS)
-    start, more = draw.randint(2, 30), draw.randint(2, 30)
+    start, more = draw.randint(2, 12), draw.randint(2, 12)
     total = start + more
     if draw.random() < 0.5:
-        times = draw.randint(2, 4)
+        times = draw.randint(2, 3)
         question = f"{name} has {start} {thing} and gets {more}. Ben has {times} times as many. How many has Ben?"
         working, final = f"{start}+{more}=<<{start}+{more}={total}>>{total}\n{total}*{times}=", total * times
     else:

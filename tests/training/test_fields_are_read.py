@@ -10,8 +10,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import logging
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -52,8 +54,11 @@ from grpo_jax.objectives import (
     select_tokens,
 )
 from grpo_jax.rewards import (
+    CodeConfig,
     CompositeReward,
     CosineLengthConfig,
+    LanguageConfig,
+    MathConfig,
     OverlongConfig,
     PoolConfig,
     RepetitionConfig,
@@ -271,6 +276,24 @@ def rewards() -> None:
     ]
     with CompositeReward(config, 6) as reward:
         reward.score(rows)
+    judged_here = PoolConfig(workers=0)
+    words = LanguageConfig(min_share=0.9)
+    surds = RewardConfig(accuracy="math", math=MathConfig(tolerance=1e-3), language=words, pool=judged_here)
+    tests = {"tests": "assert double(2) == 4"}
+    code = "def double(x):\n    return 2 * x"
+    # The weaker mode, which any machine has.
+    shut_in = RewardConfig(accuracy="code", code=CodeConfig(sandbox="rlimits", packages=("numpy",)), pool=judged_here)
+    cases = {"cases": [{"input": "", "output": "2"}]}
+    for reward, row in (
+        (surds, RewardInput(prompt="", completion=r"\boxed{2\sqrt{2}}", reference=r"\sqrt{8}", ids=[1], end="eos")),
+        (surds, RewardInput(prompt="", completion="3.142", reference="3.1416", ids=[1], end="eos")),
+        (shut_in, RewardInput(prompt="", completion=code, reference="", ids=[1], end="eos", metadata=tests)),
+        (shut_in, RewardInput(prompt="", completion="print(2)", reference="", ids=[1], end="eos", metadata=cases)),
+    ):
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            patch.setattr(logging.getLogger("grpo_jax.rewards.code.sandbox"), "disabled", True)
+            assert CompositeReward(reward).score([row]).accuracy.tolist() == [1.0]
 
 
 def samplers() -> None:

@@ -532,16 +532,18 @@ def test_metrics_of_a_step_are_exactly_the_documented_ones(
 ) -> None:
     """What these runs write between them is all that a run can write, placeholders apart."""
     refilled = steps(tmp_path, "grpo.groups.dead=refill").next()
+    named = ("rewards.accuracy=answer_tag", "rewards.format=answer_only", "rewards.pool={workers: 1}")
+    gated = steps(tmp_path, *named, "rewards.gates={accuracy: termination}", "rewards.language={}").next()
     written: set[str] = set()
-    for outcome in (refilled, *reused[1], decoupled[1], length_weighted[1]):
+    for outcome in (refilled, gated, *reused[1], decoupled[1], length_weighted[1]):
         written |= outcome.metrics.keys()
     for record in grpo_steps(unbroken).values():
         written |= record.keys() - {"phase", "step", "total_step"}
-    components = "accuracy|format|termination|overlong|repetition_penalty|length"
+    components = "accuracy|gated_accuracy|format|termination|language|overlong|repetition_penalty|length"
     short = {
         r"accuracy/\w+": "accuracy/STAGE",
         r"alarm/\w+": "alarm/NAME",
-        rf"(?:{components})_(std|missing|failed)": r"COMPONENT_\1",
+        rf"(?:{components})_(std|missing|failed|timed_out|gated)": r"COMPONENT_\1",
     }
     for pattern, name in short.items():
         written = {re.sub(rf"^{pattern}$", name, other) for other in written}
