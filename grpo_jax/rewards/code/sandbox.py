@@ -43,6 +43,8 @@ _MODULES = {
     "program": ("start", "program"),
     "tested": ("start", "wire", "tested"),
     "judge": ("start", "wire", "remote", "source", "judge"),
+    "nursery_tested": ("start", "wire", "tested", "nursery"),
+    "nursery_judge": ("start", "wire", "remote", "source", "judge", "nursery"),
 }
 
 # Says that it stands, reads all that it is to run, and runs it. marshal is trusted: only this process writes there.
@@ -297,7 +299,7 @@ def start(
                 standard = [input_, output]
                 ends.append(output_end)
             passed = [program, control] + ([channel] if channel >= 0 else [])
-            command, directory = _COMMANDS[config.sandbox](config, passed, theirs)
+            command, directory = _COMMANDS[config.sandbox](config, passed, theirs, role.startswith("nursery"))
             environment = dict(_ENVIRONMENT)
             if directory is not None:
                 ours.callback(_remove, Path(directory))
@@ -323,12 +325,12 @@ def start(
     if stdin is not None:
         running.output = exchange.collect(output_end, output_limit)
         exchange.feed(input_end, stdin)
-    running._payload = lambda: marshal.dumps((_code(role), job, _confinement(config, process.pid, directory)))
+    running._payload = lambda: marshal.dumps((_code(role), job, confinement(config, process.pid, directory)))
     return running
 
 
-def _confinement(config: CodeConfig, process: int, directory: str | None) -> dict[str, Any]:
-    """What a process does to itself before it does its work."""
+def confinement(config: CodeConfig, process: int | None = None, directory: str | None = None) -> dict[str, Any]:
+    """What a process does to itself before it does its work; one outside namespaces has a directory."""
     within = directory is None
     paths = (
         []
@@ -376,23 +378,23 @@ def _remove_abandoned() -> None:
 Command = tuple[Sequence[str], str | None]
 
 
-def _bubblewrap_command(config: CodeConfig, passed: list[int], theirs: contextlib.ExitStack) -> Command:
+def _bubblewrap_command(config: CodeConfig, passed: list[int], theirs: contextlib.ExitStack, forks: bool) -> Command:
     command = _bubblewrap(config)
     read, write = os.pipe()
     theirs.callback(os.close, read)
     try:
-        os.write(write, filter_program())
+        os.write(write, filter_program(forks=forks))
     finally:
         os.close(write)
     passed.append(read)
     return [*command, "--seccomp", str(read), "--"], None
 
 
-def _rlimits_command(config: CodeConfig, passed: list[int], theirs: contextlib.ExitStack) -> Command:
+def _rlimits_command(config: CodeConfig, passed: list[int], theirs: contextlib.ExitStack, forks: bool) -> Command:
     return [], tempfile.mkdtemp(prefix=f"{_DIRECTORY}{os.getpid()}-")
 
 
-_COMMANDS: dict[SandboxName, Callable[[CodeConfig, list[int], contextlib.ExitStack], Command]] = {
+_COMMANDS: dict[SandboxName, Callable[[CodeConfig, list[int], contextlib.ExitStack, bool], Command]] = {
     "bubblewrap": _bubblewrap_command,
     "rlimits": _rlimits_command,
 }

@@ -113,13 +113,14 @@ _X32_BIT = 0x40000000
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 
-def filter_program(process: int | None = None, machine: str | None = None) -> bytes:
+def filter_program(process: int | None = None, machine: str | None = None, *, forks: bool = False) -> bytes:
     """The filter as the kernel takes it: an array of struct sock_filter.
 
     Args:
       process: the only process that may be sent signals or have its limits changed; None for any, which is for a process
         namespace of its own.
       machine: as `platform.machine` names it; this machine's by default.
+      forks: whether processes may be started: for one of ours that holds those it starts to a filter without.
 
     Raises:
       ValueError: there is no table for the machine.
@@ -139,7 +140,8 @@ def filter_program(process: int | None = None, machine: str | None = None) -> by
     ]
     if machine == "x86_64":
         code += [(_JUMP_AT_LEAST, 0, 1, _X32_BIT), (_RETURN, 0, 0, KILL)]
-    code += _when(_CLONE[column], [(_JUMP_ANY_BIT, 0, 1, _CLONE_THREAD), (_RETURN, 0, 0, ALLOW), (_RETURN, 0, 0, EPERM)])
+    if not forks:
+        code += _when(_CLONE[column], [(_JUMP_ANY_BIT, 0, 1, _CLONE_THREAD), (_RETURN, 0, 0, ALLOW), (_RETURN, 0, 0, EPERM)])
     code += _when(_SOCKETPAIR[column], [(_JUMP_EQUAL, 1, 0, _AF_UNIX), (_RETURN, 0, 0, EPERM), (_RETURN, 0, 0, ALLOW)])
     code += _when(_PRCTL[column], [(_JUMP_EQUAL, 0, 1, _PR_SET_PDEATHSIG), (_RETURN, 0, 0, EPERM), (_RETURN, 0, 0, ALLOW)])
     commands = [step for command in _OWNER_COMMANDS for step in ((_JUMP_EQUAL, 0, 1, command), (_RETURN, 0, 0, EPERM))]
@@ -149,9 +151,9 @@ def filter_program(process: int | None = None, machine: str | None = None) -> by
         for numbers in (_KILL, _TGKILL):
             code += _when(numbers[column], only_itself)
         code += _when(_PRLIMIT[column], [(_JUMP_EQUAL, 2, 0, 0), *only_itself])
-    for either in _DENIED.values():
+    for name, either in _DENIED.items():
         number = either[column]
-        if number is not None:
+        if number is not None and not (forks and name in ("fork", "vfork")):
             code += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, EPERM)]
     for number in _NEW_ALLOWED:
         code += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, ALLOW)]

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from grpo_jax.rewards.code.config import CodeConfig
 from grpo_jax.rewards.code.exchange import Exchange
-from grpo_jax.rewards.code.sandbox import READY, START_LIMIT, STARTED, start
+from grpo_jax.rewards.code.nursery import start_forked
+from grpo_jax.rewards.code.sandbox import READY, START_LIMIT, STARTED
 
 _VERDICT = re.compile(rb"verdict ([0-9]{1,9}) ([0-9]{1,9})\n")
 
@@ -55,9 +56,9 @@ def passed_tests(variants: list[list[str]], tests: UnitTests, config: CodeConfig
         stack.callback(exchange.close)
         theirs, judges = socket.socketpair()
         with theirs, judges:
-            tested = start(config, "tested", tested_job, exchange, channel=theirs.fileno())
+            tested = start_forked(config, "tested", tested_job, exchange, theirs.fileno())
             stack.callback(tested.end)
-            judge = start(config, "judge", judge_job, exchange, channel=judges.fileno())
+            judge = start_forked(config, "judge", judge_job, exchange, judges.fileno())
             stack.callback(judge.end)
         exchange.run(lambda: tested.stands() and judge.stands(), time.monotonic() + START_LIMIT)
         judge.send()

@@ -7,11 +7,14 @@ import sys
 import tempfile
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 
+import grpo_jax.rewards.code.nursery as nursery_module
 from grpo_jax.rewards.code import CodeConfig, Limits, SandboxFault, check_sandbox, code_reward, run_python
 from grpo_jax.rewards.code import sandbox as module
+from grpo_jax.rewards.code.nursery import _filter, close_kept
 from grpo_jax.rewards.code.seccomp import filter_program
 from grpo_jax.rewards.protocol import RewardInput
 
@@ -114,6 +117,7 @@ def test_a_sandbox_that_breaks_later_raises_and_scores_nothing(shut_in, monkeypa
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     module._bubblewrap.cache_clear()
+    close_kept()
     for metadata in ({"tests": "assert f() == 1"}, {"cases": [{"input": "", "output": ""}]}):
         with pytest.raises(SandboxFault, match="out of something"):
             reward(row("def f(): return 1", **metadata))
@@ -203,6 +207,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed(shut_in, sandbox, tmp_path
 
 def test_no_descriptor_is_left_open(shut_in):
     reward = code_reward(shut_in)
+    reward(row("def f(): return 1", tests="assert f() == 1"))  # the kept sandboxes stay
     before = len(os.listdir("/proc/self/fd"))
     for completion in (
         "def f(): return 1",
@@ -214,3 +219,79 @@ def test_no_descriptor_is_left_open(shut_in):
         reward(row(completion, tests="assert f() == 1"))
         reward(row(completion, cases=[{"input": "x" * 200_000, "output": "y"}]))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+# Sandboxes that are kept
+
+
+def test_what_one_completion_leaves_the_next_does_not_find(shut_in):
+    reward = code_reward(shut_in)
+    leaves = """
+import builtins, os, sys, threading
+def f():
+    builtins.abs = lambda x: 42
+    sys.modules["math"].pi = 3
+    os.environ["LEFT"] = "1"
+    os.makedirs("/tmp/a/b/c", exist_ok=True)
+    open("/tmp/a/b/file", "w").write("left")
+    os.symlink("/", "/tmp/a/link")
+    os.chmod("/tmp/a/b", 0)
+    threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()
+    return os.getpid()
+"""
+    finds = """
+import math, os
+def f():
+    return [os.listdir("/tmp"), abs(-1), int(math.pi * 100), os.environ.get("LEFT"), os.getpid() > 2]
+"""
+    for _ in range(3):
+        assert reward(row(leaves, tests="assert f() > 2")) == 1
+        assert reward(row(finds, tests="assert f() == [[], 1, 314, None, True]")) == 1
+
+
+def test_a_completion_cannot_end_or_reach_what_is_kept(shut_in):
+    reward = code_reward(shut_in)
+    reward(row("def f(): return 1", tests="assert f() == 1"))
+    kept = {role: nursery for role, nursery in nursery_module._of_this_thread.kept.items()}
+    attacks = """
+import os, resource, signal
+def f():
+    refused = 0
+    for target in (1, 2, 3, os.getppid(), -1, 0):
+        for number in (9, 19, 15):
+            try:
+                os.kill(target, number)
+            except OSError:
+                refused += 1
+    try:
+        resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))
+    except OSError:
+        refused += 1
+    try:
+        os.fork()
+    except OSError:
+        refused += 1
+    return refused
+"""
+    assert reward(row(attacks, tests="assert f() == 20")) == 1
+    assert nursery_module._of_this_thread.kept == kept and all(nursery.alive for nursery in kept.values())
+
+
+def test_a_kept_sandbox_that_is_killed_is_replaced(shut_in):
+    reward = code_reward(shut_in)
+    honest = row("def f(): return 1", tests="assert f() == 1")
+    assert reward(honest) == 1
+    for pid in children(os.getpid()):
+        if b"bwrap" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+    time.sleep(0.2)
+    assert reward(honest) == 1
+    close_kept()
+    assert not nursery_module._of_this_thread.__dict__.get("kept")
+    assert reward(honest) == 1
+
+
+def test_the_filter_of_a_forked_process_names_it_wherever_signals_are_allowed():
+    assert len(_filter()) == 4  # kill, tgkill, prlimit
+    assert (42).to_bytes(4, sys.byteorder).join(_filter()) == filter_program(process=42)
+    assert filter_program(forks=True) != filter_program()

@@ -49,13 +49,19 @@ def _without_bubblewrap(confinement):
     # Root keeps its user, for others may not be allowed to read this interpreter, but none of its rights over the system.
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     call("capset", header, (ctypes.c_uint32 * 6)())
+    filtered(libc, confinement["filter"])
+
+
+def filtered(libc, code):
+    """Holds this process to a filter of system calls from now on."""
+    import ctypes
 
     class Program(ctypes.Structure):
         _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
 
-    code = confinement["filter"]
     program = Program(len(code) // 8, code)
-    call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0)
+    if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl failed")
 
 
 def silence(*, stdin=False):
