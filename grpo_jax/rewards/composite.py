@@ -25,6 +25,7 @@ from grpo_jax.rewards.registry import AT_ONCE, resolve_reward
 from grpo_jax.rewards.repetition import repetition_reward
 from grpo_jax.rewards.result import RewardFailure, RewardResult
 from grpo_jax.rewards.verdict import (
+    MOST,
     Verdict,
     awaited_verdict,
     is_awaited,
@@ -218,6 +219,7 @@ class CompositeReward:
             total[failed[name]] = np.nan
             applies |= ~absent
         total[~applies] = np.nan
+        total[np.abs(total) > MOST] = np.nan  # by a weight without measure
         # A component made of another (length, gated_accuracy) repeats its failures; they are told of once.
         failures = [
             RewardFailure(component=name, row=row, failure=each.failure, report=each.report)
@@ -311,6 +313,13 @@ def _judged_together(reward: BatchReward, rows: Sequence[RewardInput]) -> list[V
     return [verdict_of_value(value) for value in values]
 
 
+def _shown(row: RewardInput) -> str:
+    try:
+        return repr(row)[:2000]
+    except Exception as error:  # what a record holds can be nested without end
+        return f"whose completion is {row.completion[:1000]!r} (its record cannot be shown: {type(error).__name__})"
+
+
 def _report(rows: Sequence[RewardInput], failures: Sequence[RewardFailure]) -> None:
     """One report a batch and reward: one that fails on every row would bury the log."""
     by_component: dict[str, list[RewardFailure]] = {}
@@ -319,7 +328,7 @@ def _report(rows: Sequence[RewardInput], failures: Sequence[RewardFailure]) -> N
     for name, those in by_component.items():
         first = those[0]
         what = first.failure.replace("_", " ")
-        _log.warning("reward %r %s on row %d, %.2000r: %s", name, what, first.row, rows[first.row], first.report)
+        _log.warning("reward %r %s on row %d, %s: %s", name, what, first.row, _shown(rows[first.row]), first.report)
         if len(those) > 1:
             _log.warning("reward %r failed on %d of %d rows", name, len(those), len(rows))
 

@@ -12,6 +12,9 @@ from grpo_jax.rewards.protocol import QuickReward, RewardInput, Undecided
 Failure = Literal["raised", "timed_out", "died"]
 """Why there is no value: the reward raised or returned no finite number, took too long, or ended its process."""
 
+MOST = 1e30
+"""The greatest size of a reward: its sums and squares in float32 stay finite."""
+
 MAX_REPORT = 4000
 """Characters kept of what a failure says of itself."""
 
@@ -37,8 +40,8 @@ def verdict_of_value(value: Any) -> Verdict:
         number = math.nan if value is None else float(value)
     except Exception:
         return raised(TypeError(f"a reward is a finite number, None or NaN; got a {type(value).__name__}"))
-    if math.isinf(number):
-        return raised(ValueError(f"a reward is a finite number, None or NaN; got {number}"))
+    if abs(number) > MOST:
+        return raised(ValueError(f"a reward is a number of at most {MOST:g}, None or NaN; got {number}"))
     return Verdict(value=number)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,15 @@ def _record(step: int, failure: RewardFailure, row: RewardInput | None) -> dict[
     }
     if row is not None:
         record |= {"prompt": row.prompt, "completion": row.completion, "reference": row.reference, "end": row.end}
-        record |= {"metadata": dict(row.metadata)}
+        record |= {"metadata": _plain(row.metadata)}
     return record
+
+
+def _plain(metadata: Mapping[str, Any]) -> Any:
+    try:
+        return json.loads(json.dumps(dict(metadata), default=repr))
+    except (RecursionError, ValueError, TypeError) as error:
+        return f"cannot be written: {type(error).__name__}"
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -47,6 +47,30 @@ def chatty(row):
     sys.stdin.read()
     return 0.5
 
+def noisy(row):
+    if row.completion:  # writes where the answers go, whatever descriptor that is
+        for descriptor in range(3, 40):
+            try:
+                os.write(descriptor, row.completion.encode("utf-8", "surrogateescape") + b"\\n")
+            except OSError:
+                pass
+    return 1.0
+
+def forks(row):
+    if row.completion == "fork":
+        os.fork()
+    return 1.0
+
+def starts(row):
+    import subprocess
+    subprocess.Popen(["sleep", "77.125"])
+    if row.completion == "hang":
+        time.sleep(1000)
+    return 1.0
+
+def huge(row):
+    return 1e39
+
 async def awaited(row):
     if row.completion == "hang":
         await asyncio.sleep(1000)
@@ -340,3 +364,82 @@ def test_impossible_pools_are_refused_by_field(options, message):
 def test_a_pool_that_nothing_would_use_is_refused():
     with pytest.raises(ValueError, match=r"^pool is given, but it must be null"):
         CompositeReward(RewardConfig(pool=PoolConfig()))
+
+
+@pytest.mark.parametrize(
+    "text", ["hello", "x" * 200, "\udcff\udcfe", '{"a": 1}', '[0, "accuracy", 99.0, null, ""]', "[7, null]"]
+)
+def test_a_reward_that_writes_among_the_answers_costs_its_worker_and_no_more(text):
+    with composite("noisy", workers=1) as reward:
+        result = reward.score([row(), row(text), row(), row()])
+        assert reward.score([row()] * 3).accuracy.tolist() == [1, 1, 1]
+    # A well-formed lie about a row that is being judged is believed: it is the reward's own word, either way.
+    assert np.isnan(result.accuracy).sum() <= 1 and result.accuracy[3] == 1
+
+
+def test_a_reward_that_forks_costs_rows_and_not_the_run():
+    with composite("forks", workers=1) as reward:
+        reward.score([row(), row("fork"), row(), row()])
+        pids = reward.pool.pids
+        assert np.isnan(reward.score([row()] * 8).accuracy).sum() <= 2
+        assert reward.score([row()] * 3).accuracy.tolist() == [1, 1, 1]
+    assert gone(pids)
+
+
+def processes_named(text):
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if text in path.read_bytes():
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+def test_what_a_reward_starts_ends_with_its_worker():
+    with composite("starts", workers=1) as reward:
+        assert np.isnan(reward.score([row(), row("hang")]).accuracy).tolist() == [False, True]
+    deadline = time.monotonic() + 5
+    while processes_named(b"77.125") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert processes_named(b"77.125") == []
+
+
+def nested(depth):
+    value = 0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("value", [lambda: 1, nested(20_000)], ids=["a function", "deep"])
+def test_a_row_that_cannot_be_sent_to_a_process_is_missing_alone(value):
+    with composite("length", workers=1) as reward:
+        result = reward.score([row(), row(metadata={"bad": value}), row()])
+        np.testing.assert_array_equal(result.accuracy, [2, np.nan, 2])
+        assert [each.failure for each in result.failures] == ["raised"]
+
+
+def test_a_number_that_float32_cannot_hold_has_failed():
+    with composite("huge") as reward:
+        result = reward.score([row()])
+        assert np.isnan(result.total).all() and result.failed["accuracy"] == 1
+    result = CompositeReward(RewardConfig(accuracy="last_number", format_weight=1e300)).score(
+        [RewardInput(prompt="", completion="<think></think><answer>2</answer>", reference="2", ids=(1,), end="eos")]
+    )
+    assert np.isnan(result.total).all()
+
+
+def test_a_forked_trainer_is_told_that_the_pool_is_not_its_own():
+    with composite("length") as reward:
+        reward.score([row()])
+        pid = os.fork()
+        if pid == 0:
+            try:
+                reward.score([row()])
+            except PoolClosed:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        assert reward.score([row()]).accuracy.tolist() == [2]

@@ -20,7 +20,7 @@ from typing import Any
 from grpo_jax.rewards.pool.config import PoolConfig
 from grpo_jax.rewards.pool.process import WorkerEnded, WorkerProcess, WorkerRefused
 from grpo_jax.rewards.protocol import RewardInput
-from grpo_jax.rewards.verdict import MAX_REPORT, Verdict, timed_out
+from grpo_jax.rewards.verdict import MAX_REPORT, Verdict, raised, timed_out
 
 _log = logging.getLogger(__name__)
 
@@ -206,6 +206,10 @@ class RewardPool:
                 return
 
     def _start(self) -> None:
+        if os.getpid() != self._shared.owner:
+            raise PoolClosed(
+                "the pool of reward workers is that of the process which this one was forked from. Make another"
+            )
         if self._shared.closing.is_set():
             raise PoolClosed("the pool of reward workers is closed")
         if not self._threads:
@@ -253,7 +257,15 @@ def _serve(shared: _Shared) -> None:
             try:
                 worker = _judge(shared, worker, pending, items)
             except WorkerRefused as error:
+                worker = None
                 _refused(shared, pending, items, error)
+            except Exception as error:
+                # Whoever waits for these rows must not wait for ever, whatever this thread has met with.
+                _log.exception("rows could not be judged")
+                if worker is not None:
+                    _end(shared, worker)
+                    worker = None
+                _settle_all(pending, items, raised(error))
             finally:
                 if shared.closing.is_set():
                     pending.abandon()
@@ -276,14 +288,16 @@ def _judge(
         left = [(index, name) for index, name in items if not pending.has(index, name)]
         if not left:
             return worker
+        request = _request(pending, left)
+        if request is None:
+            continue
         worker = worker or _started(shared)
         try:
-            worker.ask([(index, name, pending.rows[index]) for index, name in left])
+            worker.ask(request)
             while left:
-                index, name, value, failure, report = worker.answer(_limit(shared, left))
-                verdict = Verdict(failure=failure, report=report) if value is None else Verdict(value=value)
-                pending.settle(index, name, verdict)
-                left.remove((index, name))
+                item, verdict = _read(worker.answer(_limit(shared, left)), left)
+                pending.settle(*item, verdict)
+                left.remove(item)
             return worker
         except (TimeoutError, WorkerEnded) as error:
             if shared.closing.is_set():
@@ -294,6 +308,40 @@ def _judge(
             with shared.lock:
                 shared.restarts += 1
     return worker
+
+
+def _request(pending: PendingVerdicts, items: Sequence[_Item]) -> bytes | None:
+    """What a worker is sent; None where some rows cannot be sent, whose verdicts that is."""
+    try:
+        return pickle.dumps([(index, name, pending.rows[index]) for index, name in items])
+    except Exception as error:
+        refused = [item for item in items if not _can_be_sent(pending.rows[item[0]])] or items
+        _settle_all(pending, refused, raised(error))
+        return None
+
+
+def _can_be_sent(row: RewardInput) -> bool:
+    try:
+        pickle.dumps(row)
+    except Exception:
+        return False
+    return True
+
+
+def _read(answer: Any, left: Sequence[_Item]) -> tuple[_Item, Verdict]:
+    """An answer's row and verdict.
+
+    Raises:
+      WorkerEnded: it is none; a reward has written among the answers, or answers twice.
+    """
+    try:
+        index, name, value, failure, report = answer
+        known = (index, name) in left and (value is None or isinstance(value, float | int)) and isinstance(report, str)
+        if known and failure in (None, "raised", "timed_out"):
+            return (index, name), Verdict(failure=failure, report=report) if value is None else Verdict(value=float(value))
+    except (TypeError, ValueError):
+        pass
+    raise WorkerEnded(f"it said {str(answer)[:80]}, which is no answer to what it was asked")
 
 
 def _limit(shared: _Shared, left: Sequence[_Item]) -> float:
@@ -333,8 +381,14 @@ def _refused(shared: _Shared, pending: PendingVerdicts, items: Sequence[_Item], 
         pending.abandon(f"the reward workers cannot build their rewards: {error}")
         return
     _log.warning("a reward worker cannot be started again: %s", error)
+    _settle_all(pending, items, Verdict(failure="died", report=str(error)[:MAX_REPORT]))
+
+
+def _settle_all(pending: PendingVerdicts, items: Sequence[_Item], verdict: Verdict) -> None:
+    if pending.probe:
+        pending.abandon()
     for index, name in items:
-        pending.settle(index, name, Verdict(failure="died", report=str(error)[:MAX_REPORT]))
+        pending.settle(index, name, verdict)
 
 
 def _end(shared: _Shared, worker: WorkerProcess) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
 import select
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 START_LIMIT = 300.0
@@ -43,6 +44,7 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
+            start_new_session=True,  # so that what a reward starts can be ended with it
             # Two workers on two cores gain nothing from threads of their own in linear algebra.
             # A reward whose module imports jax must not take a share of the trainer's accelerators.
             env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -50,7 +52,7 @@ class WorkerProcess:
             | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(search_path)},
         )
         try:
-            self._write((search_path, setup))
+            self._write(pickle.dumps((search_path, setup)))
             answer = self.answer(START_LIMIT)
         except (WorkerEnded, TimeoutError) as error:
             self.end()
@@ -67,13 +69,13 @@ class WorkerProcess:
         """Its process id."""
         return self._process.pid
 
-    def ask(self, items: Sequence[tuple[int, str, Any]]) -> None:
-        """Sends rows to judge: (number, name of the reward, row).
+    def ask(self, request: bytes) -> None:
+        """Sends rows to judge: a pickle of a list of (number, name of the reward, row).
 
         Raises:
           WorkerEnded: it has ended.
         """
-        self._write(list(items))
+        self._write(request)
 
     def answer(self, seconds: float) -> Any:
         """Its next line.
@@ -91,24 +93,27 @@ class WorkerProcess:
                 raise WorkerEnded(f"its process ended with status {self._process.wait()}")
             self._buffer += part
         line, _, self._buffer = self._buffer.partition(b"\n")
-        return json.loads(line)
+        try:
+            return json.loads(line)
+        except ValueError as error:  # a reward has written among the answers
+            raise WorkerEnded(f"it said {line[:80]!r}, which is no answer") from error
 
     def kill(self) -> None:
         """Ends the process at once, from any thread; whoever waits for an answer learns of it."""
-        self._process.kill()
+        _kill(self._process)
 
     def end(self) -> None:
         """Ends the process and lets go of it."""
-        self._process.kill()
+        _kill(self._process)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
 
-    def _write(self, message: Any) -> None:
+    def _write(self, message: bytes) -> None:
         assert self._process.stdin is not None
         descriptor, deadline = self._process.stdin.fileno(), time.monotonic() + START_LIMIT
-        rest = memoryview(pickle.dumps(message))
+        rest = memoryview(message)
         try:
             # A process that was stopped reads nothing, and its pipe is full at some time.
             while rest:
@@ -116,6 +121,14 @@ class WorkerProcess:
                 rest = rest[os.write(descriptor, rest[: select.PIPE_BUF]) :]
         except BrokenPipeError as error:
             raise WorkerEnded("its process has ended") from error
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Ends the worker, and the processes that its rewards have started and not moved elsewhere."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
 
 
 def _wait(descriptor: int, event: int, deadline: float, otherwise: str) -> None:
