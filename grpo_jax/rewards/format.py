@@ -12,6 +12,9 @@ from grpo_jax.rewards.text import without_invisible
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _END_OF_BOX = re.compile(r"(?:[\s$.]|\\[)\]])*")
 
+# Commands that take space and show nothing, and what is left of a formula without contents.
+_EMPTY_LATEX = re.compile(r"\\(?:[,;:! ]|(?:quad|qquad|text|mathrm|mbox|phantom|hphantom|vphantom)(?![A-Za-z]))|[{}$]")
+
 
 def format_reward(tags: Sequence[str] = ("think", "answer"), filled: Sequence[str] = ("answer",)) -> Reward:
     """A reward for `<think>…</think><answer>…</answer>` and its kin.
@@ -97,9 +100,13 @@ def boxed_last(row: RewardInput) -> float:
 
 
 def hash_mark_once(row: RewardInput) -> float:
-    """1 where the completion ends in a line of its own that starts with "####", the only one."""
-    return float(row.completion.count("####") == 1 and row.completion.rstrip().rpartition("\n")[2].startswith("####"))
+    """1 where the completion ends in a line of its own that starts with "####" and goes on, the only one."""
+    last = row.completion.rstrip().rpartition("\n")[2]
+    alone = row.completion.count("####") == 1 and last.startswith("####") and not last.startswith("#####")
+    return float(alone and _visible(last.removeprefix("####")))
 
 
 def _visible(text: str) -> bool:
-    return bool(without_invisible(text).strip())
+    """Whether a reader sees anything: a letter, digit, sign or symbol, and in LaTeX more than spacing and empty groups."""
+    shown = _EMPTY_LATEX.sub("", without_invisible(text))
+    return any(unicodedata.category(character)[0] in "LNPS" for character in shown)

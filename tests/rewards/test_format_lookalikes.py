@@ -6,6 +6,7 @@ import pytest
 
 from grpo_jax.rewards.format import boxed_last, count_tags, format_reward, nothing_after_answer
 from grpo_jax.rewards.protocol import RewardInput
+from grpo_jax.rewards.registry import resolve_reward
 
 THINK_ANSWER = format_reward(("think", "answer"))
 GOOD = "<think>1+1</think><answer>2</answer>"
@@ -134,3 +135,21 @@ def test_a_very_long_text_takes_linear_time(text):
     for reward in (THINK_ANSWER, nothing_after_answer, boxed_last):
         reward(row(text))
     assert time.perf_counter() - start < 10.0
+
+
+@pytest.mark.parametrize("nothing", ["\x00", "\x07", "\u0301", "\u0600", "\ud800", "\u200b \t"])
+def test_an_answer_of_characters_that_show_nothing_is_empty(nothing):
+    assert resolve_reward("think_answer")(row(f"<think>1+1</think><answer>{nothing}</answer>")) == 0
+    assert resolve_reward("nothing_after_answer")(row(f"It is <answer>{nothing}</answer>")) == 0
+    assert resolve_reward("hash_mark_once")(row(f"1+1\n#### {nothing}")) == 0
+
+
+@pytest.mark.parametrize("box", [r"\,", "{}", r"\text{}", "$", r"\quad", r"\;\!"])
+def test_a_box_of_spacing_is_empty(box):
+    assert resolve_reward("boxed_last")(row(rf"so \boxed{{{box}}}")) == 0
+    assert resolve_reward("boxed_last")(row(rf"so \boxed{{{box}7}}")) == 1
+
+
+@pytest.mark.parametrize("line", ["####", "#####", "##### 5"])
+def test_a_bare_or_longer_mark_is_none(line):
+    assert resolve_reward("hash_mark_once")(row(f"1+1\n{line}")) == 0
