@@ -31,10 +31,10 @@ def code_reward(config: CodeConfig) -> Reward:
     check_sandbox(config)
 
     def code(row: RewardInput) -> float | None:
-        if "tests" not in row.metadata and "cases" not in row.metadata:
+        if row.metadata.get("tests") is None and row.metadata.get("cases") is None:
             return None
         problem = Problem.of(row.metadata)
-        source = extract_code(row.completion, problem.entry_point)
+        source = extract_code(row.completion, problem.entry_point, unit_tests=problem.tests is not None)
         if not source.strip() or len(source.encode("utf-8", "surrogatepass")) > config.limits.source_kb << 10:
             return 0.0
         ways = variants(source, problem.preamble, problem.entry_point)
@@ -70,6 +70,8 @@ class Problem:
         Raises:
           ValueError: it is not as described at `code_reward`.
         """
+        # Columns of a data set of several kinds are null where they do not apply.
+        metadata = {key: value for key, value in metadata.items() if value is not None}
         if ("tests" in metadata) == ("cases" in metadata):
             raise ValueError("metadata holds both tests and cases, but a problem must have one of them; leave the other out")
         entry_point, preamble = metadata.get("entry_point"), metadata.get("preamble") or ""

@@ -19,6 +19,7 @@ _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 _CLONE_THREAD = 0x10000
 _AF_UNIX = 1
 _PR_SET_PDEATHSIG = 1
+_OWNER_REQUESTS = (0x8901, 0x8902)  # FIOSETOWN, SIOCSPGRP: the same by ioctl
 _OWNER_COMMANDS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals sent by the kernel in this process's name
 
 # name: (number on x86_64, number on aarch64); None where there is none.
@@ -69,6 +70,21 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),
+    # what stays on a file or device of the system's, where this user owns it
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
     # the kernel
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
@@ -102,8 +118,10 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "io_setup": (206, 0),
     "vmsplice": (278, 75),
 }
+# What a process may do that forks others and tidies up after them.
+_OF_A_NURSERY = ("fork", "vfork", "chmod", "fchmod", "fchmodat", "utime", "utimes", "futimesat", "utimensat")
 _KILL, _TGKILL, _PRLIMIT = (62, 129), (234, 131), (302, 261)
-_CLONE, _SOCKETPAIR, _PRCTL, _FCNTL = (56, 220), (53, 199), (157, 167), (72, 25)
+_CLONE, _SOCKETPAIR, _PRCTL, _FCNTL, _IOCTL = (56, 220), (53, 199), (157, 167), (72, 25), (16, 29)
 
 # From here on both tables agree, and what is not named is unknown to older kernels too, so programs do without it.
 _FIRST_NEW = 424
@@ -146,6 +164,8 @@ def filter_program(process: int | None = None, machine: str | None = None, *, fo
     code += _when(_PRCTL[column], [(_JUMP_EQUAL, 0, 1, _PR_SET_PDEATHSIG), (_RETURN, 0, 0, EPERM), (_RETURN, 0, 0, ALLOW)])
     commands = [step for command in _OWNER_COMMANDS for step in ((_JUMP_EQUAL, 0, 1, command), (_RETURN, 0, 0, EPERM))]
     code += _when(_FCNTL[column], [*commands, (_RETURN, 0, 0, ALLOW)], argument=1)
+    requests = [step for request in _OWNER_REQUESTS for step in ((_JUMP_EQUAL, 0, 1, request), (_RETURN, 0, 0, EPERM))]
+    code += _when(_IOCTL[column], [*requests, (_RETURN, 0, 0, ALLOW)], argument=1)
     if process is not None:
         only_itself = [(_JUMP_EQUAL, 1, 0, process), (_RETURN, 0, 0, EPERM), (_RETURN, 0, 0, ALLOW)]
         for numbers in (_KILL, _TGKILL):
@@ -153,7 +173,7 @@ def filter_program(process: int | None = None, machine: str | None = None, *, fo
         code += _when(_PRLIMIT[column], [(_JUMP_EQUAL, 2, 0, 0), *only_itself])
     for name, either in _DENIED.items():
         number = either[column]
-        if number is not None and not (forks and name in ("fork", "vfork")):
+        if number is not None and not (forks and name in _OF_A_NURSERY):
             code += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, EPERM)]
     for number in _NEW_ALLOWED:
         code += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, ALLOW)]

@@ -1,5 +1,6 @@
 """The reward of code: honest programs of many shapes pass, metadata is checked, and credit is counted."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,6 +13,18 @@ from grpo_jax.rewards.protocol import RewardInput
 HONEST = [json.loads(line) for line in (Path(__file__).parent / "honest_programs.jsonl").read_text().splitlines()]
 
 pytestmark = pytest.mark.filterwarnings("ignore:sandbox is 'rlimits'")
+
+
+GUARDED = """
+sol = Solution()
+def test_add():
+    assert sol.add(1, 2) == 3
+if __name__ == "__main__":
+    test_add()
+"""
+STAR = "assert isclose(f(2), 1.41421356, rel_tol=1e-6)"
+OPEN_PREAMBLE = "def same(a, b):\n    return a == b\nclass Solution:\n    def rev(self, head):\n"
+OPEN = "assert same(Solution().rev([1, 2]), [2, 1])"
 
 
 def row(completion, **metadata):
@@ -130,3 +143,57 @@ def test_limits_are_checked(field, value):
 def test_the_config_is_checked(field, value):
     with pytest.raises(ValueError, match=f"^{field} "):
         CodeConfig(**{field: value})
+
+
+# Shapes of tests
+
+
+@pytest.mark.parametrize(
+    ("completion", "metadata"),
+    [
+        ("class Solution: pass", {"tests": GUARDED}),
+        ("def isclose(*a, **k): return True\ndef f(x): return 0", {"tests": STAR, "preamble": "from math import *"}),
+        ("        return None\ndef same(a, b): return True\n", {"tests": OPEN, "preamble": OPEN_PREAMBLE}),
+    ],
+)
+def test_what_the_tests_did_not_reach_passes_nobody(shut_in, completion, metadata):
+    entry = {} if "Solution" in completion or "same" in completion else {"entry_point": "f"}
+    assert code_reward(shut_in)(row(completion, **metadata, **entry)) == 0
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "DATA = f(1)\nclass TestF:\n    def test_a(self): assert DATA == 2\n",
+        "x = f(1)\nasync def test_a():\n    assert x == 2\n",
+        "x = f(1)\ndef test(g):\n    assert g(1) == 2\n",
+        "x = f(1)\ndef main():\n    assert x == 2\nif __name__ == '__main__':\n    main()\n",
+    ],
+)
+def test_tests_that_nothing_would_run_are_refused(shut_in, tests):
+    with pytest.raises(ValueError, match="which nothing here would run"):
+        code_reward(shut_in)(row("def f(x): return 0", tests=tests))
+
+
+def test_a_guard_that_calls_unittest_or_test_functions_is_served(shut_in):
+    for tests in (
+        "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertEqual(f(1), 2)\n"
+        "if __name__ == '__main__':\n    unittest.main()\n",
+        "def test_a():\n    assert f(1) == 2\nif __name__ == '__main__':\n    test_a()\n",
+    ):
+        reward = code_reward(shut_in)
+        assert reward(row("def f(x): return x + 1", tests=tests)) == 1
+        assert reward(row("def f(x): return x", tests=tests)) == 0
+
+
+def test_partial_credit_is_not_full_where_something_beside_the_asserts_fails(shut_in):
+    partial = dataclasses.replace(shut_in, partial_credit=True)
+    tests = "def case(x, y):\n    assert f(x) == y\nassert f(0) == 0\ncase(2, 4)\ncase(3, 9)\n"
+    assert code_reward(partial)(row("def f(x): return 0", tests=tests)) < 1
+    assert code_reward(partial)(row("def f(x): return x * x", tests=tests)) == 1
+
+
+def test_null_columns_are_absent(shut_in):
+    metadata = {"tests": "assert f(1) == 2", "cases": None, "preamble": None, "entry_point": None}
+    assert code_reward(shut_in)(row("def f(x): return x + 1", **metadata)) == 1
+    assert code_reward(shut_in)(row("def f(x): return x + 1", tests=None)) is None

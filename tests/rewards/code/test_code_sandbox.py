@@ -235,7 +235,6 @@ def f():
     os.makedirs("/tmp/a/b/c", exist_ok=True)
     open("/tmp/a/b/file", "w").write("left")
     os.symlink("/", "/tmp/a/link")
-    os.chmod("/tmp/a/b", 0)
     threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()
     return os.getpid()
 """
@@ -295,3 +294,37 @@ def test_the_filter_of_a_forked_process_names_it_wherever_signals_are_allowed():
     assert len(_filter()) == 4  # kill, tgkill, prlimit
     assert (42).to_bytes(4, sys.byteorder).join(_filter()) == filter_program(process=42)
     assert filter_program(forks=True) != filter_program()
+
+
+def test_nothing_can_be_hung_onto_the_kept_folder_or_the_devices(shut_in):
+    reward = code_reward(shut_in)
+    tries = """
+import fcntl, os, socket, struct
+def f():
+    refused = 0
+    left, right = socket.socketpair()
+    for attempt in (
+        lambda: os.setxattr("/tmp", "user.s", b"x"),
+        lambda: os.chmod("/dev/null", 0o666),
+        lambda: os.utime("/dev/zero", (1, 1)),
+        lambda: fcntl.ioctl(left, 0x8902, struct.pack("i", os.getppid())),
+        lambda: fcntl.ioctl(left, 0x8901, struct.pack("i", os.getppid())),
+        lambda: os.chmod("/tmp", 0o500),
+        lambda: os.utime("/tmp", (777, 777)),
+    ):
+        try:
+            attempt()
+        except OSError:
+            refused += 1
+    open("/dev/null", "w").write("x")
+    return refused
+"""
+    assert reward(row(tries, tests="assert f() == 7")) == 1
+    finds = """
+import os
+def f():
+    open("/tmp/mine", "w").write("x")
+    os.unlink("/tmp/mine")
+    return os.stat("/tmp").st_mode & 0o777, os.stat("/tmp").st_mtime < 777 or os.stat("/tmp").st_mtime > 1e9
+"""
+    assert reward(row(finds, tests="assert f() == (0o755, True)")) == 1

@@ -9,7 +9,15 @@ import posix
 import sys
 
 from grpo_jax.rewards.code.inside.remote import Broken, CannotCross, Connection
-from grpo_jax.rewards.code.inside.source import Names, count_asserts, parse, test_functions, tests_something
+from grpo_jax.rewards.code.inside.source import (
+    Names,
+    count_asserts,
+    has_star_import,
+    never_run,
+    parse,
+    test_functions,
+    tests_something,
+)
 from grpo_jax.rewards.code.inside.start import close_others, confine, silence
 
 _PASSED = "__one_test_passed__"
@@ -93,7 +101,8 @@ class Judgement:
                 continue
             self.counted = 0
             done = self._run(code, functions)
-            passed += min(self.counted, asserts) if asserts else done
+            # What fails beside the asserts that are counted is a failure too.
+            passed += min(self.counted, asserts if done else asserts - 1) if asserts else done
         # Tests that pass without asking anything of the tested code have tested nothing.
         if connection.broken or not connection.calls:
             return 0, total
@@ -104,6 +113,8 @@ class Judgement:
             tree = parse(source, "tests.py")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise BadTests(f"tests do not compile: {error}") from None
+        if (what := never_run(tree)) is not None:
+            raise BadTests(f"tests hold {what}, which nothing here would run: call it, or write it as a function test…()")
         if not tests_something(tree):
             raise BadTests("tests neither assert nor raise anything, so every completion would pass")
         return tree
@@ -127,19 +138,20 @@ class Judgement:
         """What the tests use without defining it, and the completion need not define: the preamble's names and modules."""
         if self.preamble:
             tree, code = self._preamble()
-            if (self.wanted - self.roots) & Names(tree).bound:
+            if (self.wanted - self.roots) & Names(tree).bound or has_star_import(tree):
                 self._execute(code)
         for name in self.wanted - self.roots - self.called - self.namespace.keys():
             if name in sys.stdlib_module_names:
                 self.namespace[name] = __import__(name)
 
     def _preamble(self):
-        for source in (self.preamble, self.preamble + "\n    pass\n"):
+        bodies = ["\n" + " " * depth + "pass\n" for depth in (4, 8, 12, 16, 2, 6)] + ["\n\tpass\n", "\n\t\tpass\n"]
+        for source in (self.preamble, *(self.preamble + body for body in bodies)):
             try:
                 return parse(source, "preamble.py"), compile(source, "preamble.py", "exec", dont_inherit=True)
             except (SyntaxError, ValueError, RecursionError, MemoryError):
                 pass
-        return parse("", "preamble.py"), None
+        raise BadTests("the preamble does not compile, neither by itself nor with a body after its last line")
 
     def _execute(self, code):
         try:

@@ -70,9 +70,50 @@ def test_functions(tree):
             required = len(statement.args.args) + len(statement.args.posonlyargs) - len(statement.args.defaults)
             if statement.name == "check" or (statement.name.startswith("test") and required == 0):
                 defined.append(statement.name)
-        elif not isinstance(statement, (_ast.ClassDef, _ast.AsyncFunctionDef)):
+        elif not isinstance(statement, (_ast.ClassDef, _ast.AsyncFunctionDef)) and not _is_main_guard(statement):
             calls |= Names(statement).called
     return [name for name in defined if name not in calls]
+
+
+def has_star_import(tree):
+    """Whether the module takes names that it does not name."""
+    return any(isinstance(node, _ast.ImportFrom) and node.names[0].name == "*" for node in tree.body)
+
+
+def never_run(tree):
+    """What is written to be run by others than Python itself or unittest, in words; None where nothing is."""
+    calls = set()
+    for statement in tree.body:
+        if not isinstance(statement, (_ast.FunctionDef, _ast.ClassDef, _ast.AsyncFunctionDef)):
+            calls |= Names(statement).called
+    for statement in tree.body:
+        if _is_main_guard(statement) and Names(statement).called - set(test_functions(tree)) - {"print"}:
+            return "a guard by __name__ that calls more than test functions"
+        if not _asserts(statement):
+            continue
+        if isinstance(statement, _ast.AsyncFunctionDef) and statement.name not in calls:
+            return f"the async function {statement.name}"
+        if isinstance(statement, _ast.FunctionDef) and statement.name.startswith("test"):
+            required = len(statement.args.args) + len(statement.args.posonlyargs) - len(statement.args.defaults)
+            if required and statement.name not in calls:
+                return f"the function {statement.name} with arguments"
+        is_class = isinstance(statement, _ast.ClassDef) and not statement.bases and statement.name.startswith("Test")
+        if is_class and statement.name not in calls:
+            return f"the class {statement.name}"
+    return None
+
+
+def _asserts(statement):
+    return any(isinstance(node, _ast.Assert) for node in walk(statement))
+
+
+def _is_main_guard(statement):
+    return (
+        isinstance(statement, _ast.If)
+        and isinstance(statement.test, _ast.Compare)
+        and getattr(statement.test.left, "id", None) == "__name__"
+        and any(isinstance(node, _ast.Call) for part in statement.body for node in walk(part))
+    )
 
 
 def tests_something(tree):
