@@ -7,22 +7,16 @@ answer, never a reason to look elsewhere. Each is linear in the length of the co
 import re
 from collections.abc import Callable
 
+from grpo_jax.rewards.mathematics import words
+from grpo_jax.rewards.mathematics.final_number import SENTENCE_END, final_number, last_number, written
 from grpo_jax.rewards.mathematics.notation import MAX_LENGTH
-from grpo_jax.rewards.mathematics.units import CHANGING_WORDS
+from grpo_jax.rewards.mathematics.units import is_unit
 
 Extractor = Callable[[str], str | None]
-
-_TAIL = 1 << 15
 
 MAX_BOXES = 16
 """Boxes joined into one list."""
 
-# Digits are ASCII digits: \d would take any script's. A minus belongs to the number unless it subtracts, as in 10-5.
-_NUMBER = re.compile(
-    r"(?:(?<![\w)])[-+−])?"
-    r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?"
-    r"(?:[eE][-+]?[0-9]+(?!\w)| ?(?:\\times|×|\*) ?10\^\{?-?[0-9]+\}?| [0-9]+/[0-9]+(?![0-9/])|(?:/[0-9]+)+)?"
-)
 _BOX_OR_BRACE = re.compile(
     r"\\(?:boxed|fbox)\s{0,8}\{|\\boxed\s{0,8}([0-9A-Za-z])(?![0-9A-Za-z])|\\.|[{}]",  # \boxed 5 is a box, too
     re.DOTALL,
@@ -31,18 +25,33 @@ _JOIN = re.compile(
     r"(?:[\s$,;.:/|&()—–-]|\\[()\[\],; ]|\\q?quad\b|(?:and|or|maybe|perhaps|possibly|else|also|vs)\b|\*\*"
     r"|\\text ?\{[ ,]{0,3}(?:and|or|maybe|perhaps|possibly|else|also)[ ,]{0,3}\}){0,24}"
 )
+_BESIDE = re.compile(
+    r"[^\\{}\n]{0,60}\b(?:or|and|also|else|alternatively|maybe|perhaps|possibly|otherwise|either|versus|vs|another|other|second|could|might)\b"
+    r"[^\\{}\n]{0,60}",
+    re.IGNORECASE,
+)
 _PHRASE = re.compile(r"\banswer(?:\*\*)?\s{0,4}(?:is|=|:)\s{0,4}:?(?:\*\*(?=\s))?", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
 _QUOTES = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
 _LONE_NUMBER = re.compile(
     r"(?:(?:therefore|thus|hence|then|so|just|simply|exactly|equal to|a total of)[ ,:]{0,3}){0,2}"
     r"([-+−]?[$€£]?[0-9][0-9,]*(?:\.[0-9]+)?%?)((?: [A-Za-z]+){0,3})"
 )
-_NO_MORE = re.compile(r"[^0-9$\\=<>^*/+]*")
-_HEDGE = re.compile(
-    r"[0-9](?:%|\$)?\s{0,4}(?:,|;|/|and\b|to\b|\||-|–|—)\s{0,4}(?:maybe |perhaps |possibly )?[-+$€£]{0,2}$"
-    r"|[0-9][^.!?\n0-9]{0,24}\bor\b[^.!?\n0-9]{0,24}$"
+_NO_MORE = re.compile(r"[^0-9$\\=<>^*/+;]*")
+_TAKEN_BACK = re.compile(
+    r"[\s.*$!?,;)]{0,12}\b(?:or|alternatively|maybe|perhaps|possibly|otherwise|else|either|but|actually|no|not|wait|rather"
+    r"|instead|unless|and|also)\b",
+    re.IGNORECASE,
 )
+_RESULT = re.compile(
+    r"(?=[^=]{0,200}[0-9)}][^0-9=]{0,20}(?:[-+*/×÷·−^]|\\[a-z]))"
+    r"(?:[0-9.,+*/() $€£%−×÷·^{}-]|\\(?:times|cdot|div|[dt]?frac|\$|,|left|right)){1,200}="
+    r" *([^=]{1,100})"
+)
+_OPTION = re.compile(r"(?:option|choice) (\(?[A-J]\)?)", re.IGNORECASE)
+_READS_AS_ANSWER = re.compile(
+    r"\s*(?:\*\*)?\s*(?:[-+−–]?[0-9.$€£]|[-+−–]?\\|\(|[A-J]\)?(?:\s|$)|[-−–a-z]\s*(?:=|$)|[a-z]{2,12}(?:\(|\s*$))"
+)
+_END_MARKS = re.compile(r"(?:\s{0,8}<\|[^|<>\n]{1,40}\|>){1,64}\s*$")
 
 
 def from_tag(text: str) -> str | None:
@@ -70,7 +79,7 @@ def from_boxed(text: str) -> str | None:
     separators = []
     for (_, start, close), (after, _, _) in zip(boxes[-2::-1], boxes[:0:-1], strict=False):
         between = window[close:after].removeprefix("}")
-        if len(contents) == MAX_BOXES or not _JOIN.fullmatch(between):
+        if len(contents) == MAX_BOXES or not (_JOIN.fullmatch(between) or _BESIDE.fullmatch(between)):
             break
         contents.append(window[start:close])
         separators.append("or" if "or" in between else "and")
@@ -111,53 +120,113 @@ def from_hash_mark(text: str) -> str | None:
 def from_phrase(text: str) -> str | None:
     """What follows the last "answer is", "Answer:" or "answer =", to the end of its sentence.
 
-    A sentence with one number and otherwise plain words ("18 apples") is that number, unless a word changes it.
+    A sentence with one number and otherwise plain words ("18 apples") is that number, unless a word changes it. What the
+    next sentence takes back ("Or 19."), and what another phrase beside it says, belongs to the answer.
     """
-    last = None
-    for last in _PHRASE.finditer(text):  # noqa: B007
-        pass
+    last = before = None
+    for match in _PHRASE.finditer(text):
+        last, before = match, last
     if last is None:
         return None
-    rest = text[last.end() : last.end() + 2 * MAX_LENGTH].lstrip()
-    end = _SENTENCE_END.search(rest)
+    answer = _sentence_after(text[last.end() : last.end() + 2 * MAX_LENGTH].lstrip())
+    if before is not None and last.start() - before.end() < 160:
+        between = text[before.end() : last.start()].strip()
+        sentences = [part for part in SENTENCE_END.split(between) if part.strip()]
+        if len(sentences) < 2 or (len(sentences) == 2 and len(sentences[1].split()) < 4):
+            other = _sentence_after(between)
+            if re.search(r"[0-9\\]|^\W*[A-J]\b", other) and other.strip(" .,;*$") != answer.strip(" .,;*$"):
+                return f"{other}, {answer}"
+    return answer
+
+
+def _sentence_after(rest: str) -> str:
+    end = SENTENCE_END.search(rest)
     sentence = (rest if end is None else rest[: end.start()]).strip()
+    if sentence.endswith("**") and sentence.count("**") == 1:
+        sentence = sentence[:-2].rstrip()  # **Answer: 18**
+    if end is not None and _TAKEN_BACK.match(rest, end.start()):
+        return rest[: end.start() + 64].strip()
     for opening, closing in _QUOTES:
         if rest.startswith(opening):
             close = rest.find(closing, len(opening))
-            after = _SENTENCE_END.split(rest[close + len(closing) :], maxsplit=1)[0]
-            if close > 0 and _NO_MORE.fullmatch(after) and not CHANGING_WORDS.search(after):
-                return rest[len(opening) : close].strip()
+            after, *more = SENTENCE_END.split(rest[close + len(closing) :], maxsplit=1)
+            if more and _TAKEN_BACK.match(more[0]):
+                return rest[: close + len(closing) + 64].strip()
+            if close > 0 and _NO_MORE.fullmatch(after) and not words.CHANGING.search(after):
+                inner = rest[len(opening) : close].strip()
+                result = _RESULT.fullmatch(inner)
+                return result[1] if result else inner
+    if option := _OPTION.fullmatch(sentence):
+        return option[1]
     number = _LONE_NUMBER.fullmatch(sentence)
-    return number[1] if number and not CHANGING_WORDS.search(number[2]) else sentence
+    if number is None:
+        return sentence
+    counted = number[2].split()
+    short = any(len(word) < 3 and word != "of" and not is_unit(word) for word in counted[:1])
+    return sentence if short or words.CHANGING.search(number[2]) else number[1]
 
 
 def from_last_number(text: str) -> str | None:
     """The last number in the text, without its thousands separators; a fraction or a power of ten is one number."""
-    match = _last_number(text)
-    return None if match is None else _without_separators(match)
+    match = last_number(text)
+    return None if match is None else written(match)
 
 
 def from_math(text: str) -> str | None:
     r"""The answer by the first of these that the text has: the last complete `<answer>` span; the last `\boxed` (several,
-    joined, are a list); the last "####"; the last "the answer is"; the final number.
+    joined, are a list); the last "####" that an answer follows; the last "the answer is"; the final number.
 
-    Within the span the same are looked for, but the final number: what has none of them is the answer as it stands. A
-    final number that is one of several alternatives ("18 or 19"), or a part of something larger (2^10), is none.
+    Within the span the same are looked for, but the final number: what has none of them is the answer as it stands. Two
+    different spans or "####" side by side are two answers, not one. A final number that is one of several alternatives
+    ("18 or 19"), or a part of something larger (2^10, minus 18), is none.
     """
-    span = from_tag(text)
+    text = text[:-MAX_LENGTH] + _END_MARKS.sub("", text[-MAX_LENGTH:])
+    span = _spans(text)
     if span is not None:
         found = _first_marked(span)
         return span if found is None else found
     found = _first_marked(text)
-    if found is not None or _has_box(text):
-        return found
-    match = _last_number(text)
-    if match is None:
+    return found if found is not None or _has_box(text) else final_number(text)
+
+
+def _spans(text: str) -> str | None:
+    """The last span, or the last two where another stands beside it."""
+    last = from_tag(text)
+    if last is None:
         return None
-    before, after = text[max(0, match.start() - 32) : match.start()], text[match.end() : match.end() + 1]
-    if before.endswith(("^", "_", "{", "/", "*", "=-", "\\")) or before[-1:].isalpha() or after in tuple("^_!/*{"):
+    close = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, close)
+    between_start = text.rfind("</answer>", max(0, start - 200), start)
+    if between_start < 0 or not _beside(text[between_start + len("</answer>") : start]):
+        return last
+    other = from_tag(text[: between_start + len("</answer>")])
+    return last if other is None or other.strip() == last.strip() else f"{other}, {last}"
+
+
+def _beside(between: str) -> bool:
+    """Whether nothing but a few words stands between two answers."""
+    if re.match(r"\W{0,8}(?:no|wait|correction|sorry)\b", between, re.IGNORECASE):
+        return False
+    return not between.strip() or (between.count("\n") < 2 and bool(_JOIN.fullmatch(between) or _BESIDE.fullmatch(between)))
+
+
+def _marked(text: str) -> str | None:
+    """The line after the last "####" that an answer follows, or the last two where they are on one line or adjacent ones."""
+    if "####" not in text:
         return None
-    return None if _HEDGE.search(before) else _without_separators(match)
+    rest = from_hash_mark(text)
+    assert rest is not None
+    if not rest.strip():
+        return rest
+    if not _READS_AS_ANSWER.match(rest):
+        return None
+    head = text.rpartition("####")[0]
+    before = head.rpartition("####")[2][-MAX_LENGTH:]
+    other = before.strip()
+    beside = "####" in head and "\n" not in other and len(other) < 80 and before.count("\n") < 3
+    if beside and _READS_AS_ANSWER.match(other) and other.rstrip(",; ") != rest.strip():
+        return f"{other}, {rest}"
+    return rest
 
 
 def _has_box(text: str) -> bool:
@@ -165,31 +234,11 @@ def _has_box(text: str) -> bool:
 
 
 def _first_marked(text: str) -> str | None:
-    for extract in (from_boxed,) if _has_box(text) else (from_hash_mark, from_phrase):
+    for extract in (from_boxed,) if _has_box(text) else (_marked, from_phrase):
         found = extract(text)
         if found is not None:
             return found
     return None
-
-
-def _without_separators(match: re.Match[str]) -> str:
-    number = match.group().replace(",", "")
-    return number.rpartition("/")[2] if number.count("/") > 1 else number  # a date ends in its year
-
-
-def _last_number(text: str) -> re.Match[str] | None:
-    # The tail is enough, unless it has none or begins within one.
-    for start in (max(0, len(text) - _TAIL), 0):
-        last = None
-        for last in _NUMBER.finditer(text, start):  # noqa: B007
-            pass
-        if last is not None and last.start() > start + MAX_LENGTH:
-            break
-    if last is None:
-        return None
-    around = text[max(0, last.start() - 1) : last.start()] + text[last.end() : last.end() + 1]
-    # Digits of another script beside it make it another number.
-    return None if any(character.isnumeric() and not character.isascii() for character in around) else last
 
 
 EXTRACTORS: dict[str, Extractor] = {

@@ -2,6 +2,8 @@
 
 import re
 
+from grpo_jax.rewards.mathematics import words
+
 _ALONE = re.compile(r"\(([A-J])\)[.:]?|([A-J])[.):]?")
 _WITH_TEXT = re.compile(r"(?:\(([A-J])\)[.:]?|([A-J])[.):]) *(\S.{0,200})")
 _TEXT = re.compile(r"\\text *\{([^{}\\]*)\}")
@@ -16,6 +18,6 @@ def choice(text: str) -> str | None:
     if match := _ALONE.fullmatch(text):
         return match[1] or match[2]
     match = _WITH_TEXT.fullmatch(text)
-    if match is None or _ANOTHER.search(match[3]):
+    if match is None or _ANOTHER.search(match[3]) or words.NEGATION.search(match[3]):
         return None
     return match[1] or match[2]

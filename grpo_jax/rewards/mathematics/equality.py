@@ -126,9 +126,7 @@ class _Comparison:
         if reference.kind in ORDERED:
             return all(self.same(*pair) for pair in zip(answer.items, reference.items, strict=True))
         # x = 1, y = 2 is no list of the values 1 and 2 of one unknown.
-        names, reference_names = (
-            {item.text for item in side.items if item.kind == "equation"} for side in (answer, reference)
-        )
+        names, reference_names = (_names(side) for side in (answer, reference))
         if max(len(names), len(reference_names)) > 1 and names != reference_names:
             return False
         # Unordered, yet a one-to-one match: neither a subset nor a repeated item equals the whole set.
@@ -142,9 +140,9 @@ class _Comparison:
 
     def same_equation(self, answer: Node, reference: Node) -> bool:
         if answer.kind != "equation":
-            return bool(reference.text) and self.same(answer, reference.items[1])
+            return bool(reference.text) and _in_order(reference.text) and self.same(answer, reference.items[1])
         if reference.kind != "equation":
-            return bool(answer.text) and self.same(answer.items[1], reference)
+            return bool(answer.text) and _in_order(answer.text) and self.same(answer.items[1], reference)
         if answer.text and answer.text == reference.text:
             return self.same(answer.items[1], reference.items[1])
         if "(" in answer.text + reference.text or (reference.text and reference.items[1].kind == "number"):
@@ -168,6 +166,19 @@ class _Comparison:
         if answer is None or reference is None:
             return False
         return guard.shared().prove(claim, answer, reference, self.budget)
+
+
+def _in_order(name: str) -> bool:
+    """Whether a value alone can stand for `name` = value: (y, x) = (1, 2) is not (1, 2)."""
+    letters = name.strip("()").split(",")
+    return not name.startswith("(") or letters == sorted(letters)
+
+
+def _names(node: Node) -> set[str]:
+    """What the items of a list give values to; x_1 and x_2 are values of one unknown."""
+    names = [item.text for item in node.items if item.kind == "equation"]
+    bases = {name.partition("_")[0] for name in names}
+    return bases if len(bases) == 1 and len(set(names)) == len(names) else set(names)
 
 
 def _unit(node: Node) -> str:

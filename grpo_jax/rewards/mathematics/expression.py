@@ -52,8 +52,13 @@ _REWRITES = (
     (re.compile(r"\\div\b|÷"), "/"),
     (re.compile(r"−"), "-"),
     (re.compile(r"π"), r" \\pi "),
+    (re.compile(r"√ *([0-9]+)"), r" \\sqrt{\1}"),
     (re.compile(r"√"), r" \\sqrt "),
+    (re.compile(r"\\sqrt\s*([0-9])(?=[0-9])"), r"\\sqrt{\1}*"),  # LaTeX takes one digit
 )
+
+
+_TOWER = re.compile(r"\^\s*-?(?:[0-9.]+|[A-Za-z]|\\[A-Za-z]+|\{[^{}]*\})\s*\^")
 
 
 class Unparsable(ValueError):
@@ -71,6 +76,8 @@ def parse(text: str) -> Tree:
         raise Unparsable(f"more than {MAX_LENGTH} characters")
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
+    if _TOWER.search(text):
+        raise Unparsable("a power of a power without braces")
     parser = _Parser(list(_tokens(text)))
     tree = parser.sum()
     if parser.peek() != "":

@@ -75,10 +75,21 @@ _COMMANDS = {
     "lparen": "(",
     "rparen": ")",
     "infin": r"\infty ",
+    "pounds": "£",
+    "euro": "€",
     "%": "%",
     "#": "#",
     "_": "_",
 }
+_ROOT = re.compile(r"√ *([0-9]+)")
+_ROW_GAP = re.compile(r"(\\\\) *\[[0-9.]{1,6} ?(?:pt|em|ex|cm|mm)\]")
+_ORNAMENTS = (
+    (re.compile(r"\\(?:text)?color *\{[A-Za-z]{1,16}\} *(?=\{)"), ""),
+    (re.compile(r"^\\underline *\{([^{}]*)\}$"), r"\1"),
+    (re.compile(r"^\\text *\{ *(?:[Ff]inal )?[Aa]nswer: *\} *"), ""),
+    (re.compile(r"^\\text *\{ *(?:[Oo]ption|[Cc]hoice) +(\(?[A-J]\)?) *\}$"), r"\1"),
+    (re.compile(r"\\bar *(?:([0-9])|\{([0-9]{1,9})\})"), r"\\overline{\1\2}"),
+)
 _COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)")
 _PAIRS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("__", "__"), ("`", "`"))
 _BOX = re.compile(r"\\(?:boxed|fbox) *\{")
@@ -93,6 +104,7 @@ def clean(text: str) -> str | None:
     `\text` stands for every upright or bold command, `\and` and `\or` for the words between items, "$" for a currency,
     `^\circ` for every sign of a degree.
     """
+    text = _ROOT.sub(r"\\sqrt{\1}", text)
     text = _unwrap(text.translate(_TRANSLATION).replace("\n", " ").replace("\t", " ").replace("\r", " "))
     if _FOREIGN.search(text):
         return None
@@ -103,6 +115,9 @@ def clean(text: str) -> str | None:
     text = re.sub(r"\{ *, *\}|, *\\! *", ",", text).replace("**", "^")
     text = text.replace("\\$", "$")
     text = re.sub(r"(?<=\S)~", " ", text)  # at the beginning it says "about"
+    text = _ROW_GAP.sub(r"\1", text)
+    for pattern, replacement in _ORNAMENTS:
+        text = pattern.sub(replacement, text)
     text = _COMMAND.sub(_command, text)
     text = _CONNECTIVE.sub(lambda match: rf" \{match[1] or match[2]} ", text)
     text = _CIRCLE.sub(r"^\\circ ", text)

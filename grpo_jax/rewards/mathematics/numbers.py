@@ -61,7 +61,7 @@ def read_number(text: str) -> Number | None:
     if number is None:
         text, unit = split_unit(text)
         text, currency = split_currency(text)
-        if not (unit or currency) or (currency and unit not in ("", currency)):
+        if not (unit or currency) or (currency and unit not in ("", currency) and not unit.startswith("per ")):
             return None
         number = _read(text, unit or currency)
     return number

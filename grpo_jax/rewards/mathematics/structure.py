@@ -6,7 +6,7 @@ r"""What kind of thing an answer is: a number, a list, an interval, a matrix, an
 import dataclasses
 import re
 
-from grpo_jax.rewards.mathematics import notation
+from grpo_jax.rewards.mathematics import notation, words
 from grpo_jax.rewards.mathematics.numbers import Number, read_number
 from grpo_jax.rewards.mathematics.units import split_unit
 
@@ -49,12 +49,15 @@ _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 _LETTER = r"(?:[A-Za-z]|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|sigma|rho|tau|pi))"
 _SUBSCRIPT = r"(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9,]{1,8}\}))?"
 _NAME = re.compile(
-    rf"{_LETTER}{_SUBSCRIPT}'{{0,2}}(?:\^\{{-1\}})?(?:\([a-z](?:,[a-z]){{0,2}}\))?"  # x, x_1, f(x), f^{-1}(x)
+    rf"{_LETTER}{_SUBSCRIPT}'{{0,2}}(?:(?:\^\{{-1\}})?\((?:[a-z](?:,[a-z]){{0,2}}|-?[0-9]{{1,9}}|[A-Z])\))?"
+    # that is x, x_1, f(x), f^{-1}(x), f(3), P(A)
+    r"|[A-Ta-t](?:\+[A-Ta-t]){1,5}"  # m+n, which a question may ask for; x+y is an equation's side
     r"|(?:m? ?\\angle|\\overline)? ?\{?[A-Z]{1,4}\}?"  # AB, \angle ABC
     r"|(?i:(?:\\text\{)? ?(?:area|perimeter|circumference|volume|length|width|height|distance|radius|slope|speed|time|age"
     r"|cost|price|total|sum|difference|product|quotient|mean|median|mode|average|probability|value|result|answer) ?\}?)"
     r"|\([a-z](?:,[a-z]){1,3}\)"  # (x,y)
 )
+_TITLE = re.compile(r"\\text ?\{ ?([A-Za-z]{3,20}(?: [A-Za-z]{2,20}){0,3}) ?\}")
 _VARIABLE = re.compile(rf"{_LETTER}{_SUBSCRIPT}")
 _INFINITY = re.compile(r"([-+]?) ?(?:\\infty|infinity|inf|oo)")
 _BASED = re.compile(r"\(?([0-9A-Fa-f]+)\)?_(?:\{ ?(?:\\text ?\{)? ?([0-9]{1,2}|[a-z]{3,7}) ?\}?\}|([0-9]))")
@@ -125,7 +128,9 @@ def _whole_text(text: str, depth: int) -> Node | None:
     match = _WHOLE_TEXT.fullmatch(text)
     if match is None or not match[1].strip():
         return None
-    inner = match[1].strip()
+    if text in _ALL_REALS:
+        return _special(text, depth)
+    inner = match[1].strip().removesuffix(".")
     if _WORDS.fullmatch(inner) or inner.lower() in _SHORT_WORDS:
         return Node("word", " ".join(inner.lower().split()))
     return read(inner, depth + 1)
@@ -183,7 +188,8 @@ def _relation(text: str, depth: int) -> Node | None:
         left, right = sides
         if not is_name(left) and is_name(right):
             left, right = right, left
-        name = _squeezed(left) if is_name(left) else ""
+        # x = 2x + 1 gives x no value.
+        name = _squeezed(left) if is_name(left) and not _mentions(right, _squeezed(left)) else ""
         return Node("equation", name, (read(left, depth + 1) if not name else _expression(left), read(right, depth + 1)))
     if signs == ["in"]:
         inner = read(sides[1], depth + 1)
@@ -287,4 +293,6 @@ def _special(text: str, depth: int) -> Node | None:
 
 def is_name(text: str) -> bool:
     """Whether `text` is what a value is given to: x, x_1, f(x), AB, Area, (x,y)."""
-    return _NAME.fullmatch(_squeezed(text)) is not None
+    squeezed = _squeezed(text)
+    titled = _TITLE.fullmatch(squeezed)
+    return _NAME.fullmatch(squeezed) is not None or (titled is not None and not words.CHANGING.search(titled[1]))

@@ -2,12 +2,14 @@
 
 import re
 
+from grpo_jax.rewards.mathematics import words as wording
+
 _ALIASES = {
-    "usd": "$ dollar dollars usd buck bucks",
+    "usd": "$ dollar dollars usd USD buck bucks",
     "cent": "cent cents ¢",
-    "eur": "€ euro euros eur",
-    "gbp": "£ pounds sterling gbp",
-    "jpy": "¥ yen jpy",
+    "eur": "€ euro euros eur EUR",
+    "gbp": "£ pounds sterling gbp GBP",
+    "jpy": "¥ yen jpy JPY",
     "percent": "% percent",
     "degree": "degree degrees deg",
     "radian": "radian radians rad",
@@ -50,42 +52,39 @@ _ALIASES = {
     "kmh": "kph",
 }
 _UNITS = {alias: unit for unit, aliases in _ALIASES.items() for alias in aliases.split()}
-# What \text beside a number may not say: that it is another number, or none for sure.
-CHANGING_WORDS = re.compile(
-    r"\b(?:not?|nor|never|neither|either|or|and|between|about|around|approximately|roughly|maybe|perhaps|probably|possibly"
-    r"|at|least|most|more|less|fewer|over|under|than|up|to|times|plus|minus|squared|cubed|factorial|halves|half|thirds?"
-    r"|quarters?|fourths?|fifths?|pairs?|dozens?|scores?|gross|tens|hundreds?|thousands?|millions?|billions?|trillions?"
-    r"|lakhs?|crores?|[kmb]|mod|modulo|base|if|when|where|unless|else|otherwise|except|without|is|are|was|wrong|false"
-    r"|sin|cos|tan|cot|sec|csc|log|exp|sqrt|lim|max|min|gcd|lcm|twice|double|triple|squares?|cubes?|roots?|negative)\b",
-    re.IGNORECASE,
-)
-_ANY_WORDS = re.compile(r"[a-z]{3,20}(?: [a-z]{2,20}){0,2}|[a-z]{2}(?: [a-z]{2,20}){1,2}")
 _POWERS = {"square": "^2", "sq": "^2", "squared": "^2", "cubic": "^3", "cu": "^3", "cubed": "^3"}
 
 _TAIL = re.compile(
-    r"(?:(%)|(\^\\circ)|\\text ?\{([^{}\\]{1,40})\}|(?<![A-Za-z\\^_{])([A-Za-z][A-Za-z ./]{0,38}))"
+    r"(?:(%|[€£¥])|(\^\\circ)|\\text ?\{([^{}\\]{1,40})\}|(?<![A-Za-z\\^_{])([A-Za-z][A-Za-z ./]{0,38}))"
     r"(?:\^(?:\{([23])\}|([23])))?$"
 )
+_LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z]")
+_PLAIN = re.compile(r"[-+]?\$?[0-9][0-9,]*(?:\.[0-9]+)? +")
 _CURRENCY = re.compile(r"([-+]?) ?([$€£¥]) ?([-+]?)(?=[0-9.])")
 
 
 def split_unit(text: str) -> tuple[str, str]:
     """(`text` without the unit that ends it, the unit's one name), or (`text`, "") where no known unit ends it.
 
-    A unit of one letter counts only in `\\text`: "5m" can be a product. In `\\text` any few small words that do not change
-    the number are a unit, as in "5 apples".
+    A unit of one letter counts only in `\\text`: "5m" can be a product. Any few words that do not change the number are a
+    unit, as in "5 apples": in `\\text`, or after a plain number.
     """
     match = _TAIL.search(text)
     if match is None or not match.start():
         return text, ""
     power = match[5] or match[6]
     if match[1] or match[2]:
-        unit = None if power else "percent" if match[1] else "degree"
+        unit = None if power else _UNITS[match[1]] if match[1] else "degree"
     else:
         unit = _unit(match[3] or match[4], letters=match[3] is not None)
-        if unit is None and match[3] is not None and not power:
-            words = match[3].strip().removesuffix(".")
-            unit = words.removesuffix("s") if _ANY_WORDS.fullmatch(words) and not CHANGING_WORDS.search(words) else None
+        if unit is None and not power:
+            words = (match[3] or match[4]).strip().removesuffix(".")
+            before = text[: match.start()].rstrip()
+            if match[3] is not None:
+                counted = wording.are_unit(words) and not _LETTER.search(before)  # x\text{ so what} counts nothing
+            else:
+                counted = wording.are_bare_unit(words) and _PLAIN.fullmatch(text[: match.start()]) is not None
+            unit = words.removesuffix("s") if counted else None
         if unit is not None and power:
             unit += f"^{power}"
     rest = text[: match.start()].rstrip()
@@ -103,6 +102,11 @@ def split_currency(text: str) -> tuple[str, str]:
 def compatible(left: str, right: str) -> bool:
     """Whether two units can stand for the same: a unit left out says nothing, two given ones must be one."""
     return not left or not right or left == right
+
+
+def is_unit(word: str) -> bool:
+    """Whether `word` is the name of a known unit."""
+    return word in _UNITS
 
 
 def _unit(words: str, letters: bool) -> str | None:
