@@ -334,6 +334,8 @@ def test_no_worker_outlives_a_trainer_that_is_ended(number, tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        # Whoever started these tests in the background may have had Ctrl-C ignored, which is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         pids = [int(pid) for pid in trainer.stdout.readline().split()]

@@ -284,7 +284,7 @@ def test_a_moving_coefficient_reaches_the_loss_without_compiling_again(tmp_path:
 # Runs through the loop
 
 
-class Killed(BaseException):
+class Killed(KeyboardInterrupt):
     """What ends a process without a chance to save."""
 
 
