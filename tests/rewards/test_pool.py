@@ -365,7 +365,7 @@ def test_impossible_pools_are_refused_by_field(options, message):
 
 def test_a_pool_that_nothing_would_use_is_refused():
     with pytest.raises(ValueError, match=r"^pool is given, but it must be null"):
-        CompositeReward(RewardConfig(pool=PoolConfig()))
+        CompositeReward(RewardConfig(accuracy="boxed_once", pool=PoolConfig()))
 
 
 @pytest.mark.parametrize(
